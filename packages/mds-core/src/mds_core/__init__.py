@@ -1,0 +1,1 @@
+"""Parallel transformer layers, models and pipeline schedules that equal one process."""

@@ -1,0 +1,1 @@
+"""Token datasets on Zarr at the speed of a raw memory map."""

@@ -1,0 +1,1 @@
+"""Fused training kernels with a float64 reference each, chosen per device and dtype."""

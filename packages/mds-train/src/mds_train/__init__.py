@@ -1,0 +1,1 @@
+"""Trains large transformers on any layout, from one CPU to a cluster, and resumes exactly."""
