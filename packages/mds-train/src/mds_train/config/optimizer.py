@@ -1,0 +1,95 @@
+"""The [optimizer] and [schedule] tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mds_train.config.checks import require_choice, require_not_negative, require_positive
+
+__all__ = ["SCHEDULES", "OptimizerConfig", "ScheduleConfig"]
+
+SCHEDULES = ("constant", "linear", "cosine", "inverse-square-root", "wsd")
+DECAY_STYLES = ("linear", "cosine", "exponential", "minus-sqrt")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerConfig:
+    """AdamW. Biases and norms are not decayed."""
+
+    name: str = "adamw"
+    """Only "adamw" for now."""
+
+    lr: float = 3e-4
+    """Highest learning rate, reached at the end of the warm-up."""
+
+    beta1: float = 0.9
+    """Decay of the first moment."""
+
+    beta2: float = 0.95
+    """Decay of the second moment."""
+
+    eps: float = 1e-8
+    """Added to the root of the second moment."""
+
+    weight_decay: float = 0.1
+    """Decoupled weight decay of the matrices."""
+
+    def __post_init__(self) -> None:
+        require_choice("optimizer.name", self.name, choices=("adamw",))
+        require_positive("optimizer.lr", self.lr)
+        require_positive("optimizer.eps", self.eps)
+        require_not_negative("optimizer.weight_decay", self.weight_decay)
+        for key in ("beta1", "beta2"):
+            if not 0 <= getattr(self, key) < 1:
+                raise ValueError(
+                    f"optimizer.{key} is {getattr(self, key)}, but it must be in [0, 1)."
+                )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScheduleConfig:
+    """How learning rate and weight decay follow the number of applied updates."""
+
+    kind: str = "cosine"
+    """"constant", "linear", "cosine", "inverse-square-root" or "wsd" (warm up, stay, decay)."""
+
+    min_lr: float = 0.0
+    """The learning rate never falls below this after the warm-up."""
+
+    warmup_steps: int = 0
+    """Updates over which the learning rate rises linearly from warmup_init."""
+
+    warmup_init: float = 0.0
+    """Learning rate before the first update, when there is a warm-up."""
+
+    decay_steps: int | None = None
+    """Update at which min_lr is reached; train.train_steps when left out."""
+
+    wsd_decay_steps: int | None = None
+    """Length of the last, falling part of "wsd"."""
+
+    wsd_decay_style: str = "linear"
+    """Form of that part: "linear", "cosine", "exponential" or "minus-sqrt"."""
+
+    end_weight_decay: float | None = None
+    """Weight decay moves from optimizer.weight_decay to this by decay_steps; constant when left out."""
+
+    weight_decay_style: str = "linear"
+    """Form of that ramp: "linear" or "cosine"."""
+
+    override: bool = False
+    """On resume, use this schedule at the checkpoint's progress though it differs from the checkpoint's."""
+
+    def __post_init__(self) -> None:
+        require_choice("schedule.kind", self.kind, choices=SCHEDULES)
+        require_choice("schedule.wsd_decay_style", self.wsd_decay_style, choices=DECAY_STYLES)
+        ramps = ("linear", "cosine")
+        require_choice("schedule.weight_decay_style", self.weight_decay_style, choices=ramps)
+        for key in ("min_lr", "warmup_steps", "warmup_init", "end_weight_decay"):
+            require_not_negative(f"schedule.{key}", getattr(self, key))
+        for key in ("decay_steps", "wsd_decay_steps"):
+            require_positive(f"schedule.{key}", getattr(self, key))
+        if self.kind == "wsd" and self.wsd_decay_steps is None:
+            raise ValueError(
+                'schedule.kind "wsd" needs schedule.wsd_decay_steps, the length of its falling part.'
+            )

@@ -1,0 +1,106 @@
+"""The whole configuration of a run: one frozen object of frozen tables, checked against each other."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from mds_train.config.checkpoint import CheckpointConfig
+from mds_train.config.data import DataConfig
+from mds_train.config.model import ModelConfig
+from mds_train.config.optimizer import OptimizerConfig, ScheduleConfig
+from mds_train.config.parallel import ParallelConfig
+from mds_train.config.training import LoopConfig
+from mds_train.config.watch import WatchConfig
+
+__all__ = ["TrainConfig"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """Everything that decides what a run computes. The tables are those of the TOML file."""
+
+    model: ModelConfig
+    """Shape of the model."""
+
+    data: DataConfig
+    """Which tokens."""
+
+    train: LoopConfig
+    """How long, how large a batch."""
+
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """What turns gradients into updates."""
+
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    """Learning rate and weight decay over time."""
+
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    """How the ranks share the work."""
+
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """Saving and loading."""
+
+    watch: WatchConfig = field(default_factory=WatchConfig)
+    """Progress and metrics."""
+
+    def __post_init__(self) -> None:
+        check_sequence(self)
+        check_schedule(self)
+        check_tensor_parallel(self)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The tables as plain dictionaries that JSON can hold; None stands for "not set"."""
+        return dataclasses.asdict(self)
+
+    def check_world(self, world_size: int) -> None:
+        """Check the batch against the number of ranks that really started.
+
+        Raises:
+            ValueError: If the global batch cannot be shared out evenly.
+        """
+        dp_size = self.parallel.dp_size(world_size)
+        at_once = self.train.micro_batch_size * dp_size
+        if self.train.global_batch_size % at_once:
+            raise ValueError(
+                f"train.global_batch_size {self.train.global_batch_size} is not a multiple of "
+                f"train.micro_batch_size {self.train.micro_batch_size} * {dp_size} data-parallel ranks "
+                f"= {at_once}; change one of them or the number of ranks."
+            )
+
+
+def check_sequence(config: TrainConfig) -> None:
+    """Learned positions must reach as far as the samples."""
+    positions, length = config.model.max_position_embeddings, config.data.seq_length
+    if config.model.position_embedding == "learned" and length > positions:
+        raise ValueError(
+            f"data.seq_length {length} is longer than model.max_position_embeddings {positions}; "
+            f"learned positions end there, so shorten the samples or give the model more positions."
+        )
+
+
+def check_schedule(config: TrainConfig) -> None:
+    """The parts of the schedule must fit into one another."""
+    schedule = config.schedule
+    decay_steps = schedule.decay_steps or config.train.train_steps
+    if schedule.min_lr > config.optimizer.lr:
+        raise ValueError(
+            f"schedule.min_lr {schedule.min_lr} is above optimizer.lr {config.optimizer.lr}."
+        )
+    if schedule.kind != "constant" and schedule.warmup_steps >= decay_steps:
+        raise ValueError(
+            f"schedule.warmup_steps {schedule.warmup_steps} leaves nothing of the {decay_steps} updates "
+            f"of the schedule; shorten the warm-up or lengthen schedule.decay_steps."
+        )
+
+
+def check_tensor_parallel(config: TrainConfig) -> None:
+    """Heads are shared out whole."""
+    tp_size, heads = config.parallel.tp_size, config.model.num_attention_heads
+    groups = config.model.num_key_value_heads or heads
+    if heads % tp_size or groups % tp_size:
+        raise ValueError(
+            f"parallel.tp_size {tp_size} does not divide model.num_attention_heads {heads} and "
+            f"num_key_value_heads {groups}; each rank needs whole heads."
+        )

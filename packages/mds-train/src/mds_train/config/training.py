@@ -1,0 +1,66 @@
+"""The [train] table: how long, how large a batch, in which precision, from which seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mds_train.config.checks import require_choice, require_not_negative, require_positive
+
+__all__ = ["PRECISIONS", "LoopConfig"]
+
+PRECISIONS = ("fp32", "bf16")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopConfig:
+    """What one run does, whatever the model and the layout are."""
+
+    run_dir: str
+    """Folder of the run: configuration, checkpoints, metrics, logs."""
+
+    train_steps: int
+    """Length of the training in steps; the schedule ends here unless schedule.decay_steps says otherwise."""
+
+    global_batch_size: int
+    """Samples of one optimizer step, over all ranks."""
+
+    micro_batch_size: int = 1
+    """Samples of one forward pass on one rank."""
+
+    exit_step: int | None = None
+    """Save and end after this step, to go on later; the schedule still aims at train_steps."""
+
+    seed: int = 1234
+    """Fixes initial weights, the order of the data and dropout, whatever the layout is."""
+
+    precision: str = "fp32"
+    """"fp32", or "bf16" with fp32 master weights and fp32 sums of gradients."""
+
+    gradient_clipping: float = 1.0
+    """Largest global gradient norm; 0 switches clipping off."""
+
+    max_skipped_steps: int = 10
+    """Give up after this many steps in a row whose gradients were not finite."""
+
+    device: str = "auto"
+    """"cpu", "cuda", or "auto": cuda where a device is present."""
+
+    def __post_init__(self) -> None:
+        if not self.run_dir:
+            raise ValueError("train.run_dir is empty; name the folder that the run is to fill.")
+        for key in ("train_steps", "global_batch_size", "micro_batch_size", "max_skipped_steps"):
+            require_positive(f"train.{key}", getattr(self, key))
+        require_positive("train.exit_step", self.exit_step)
+        require_not_negative("train.gradient_clipping", self.gradient_clipping)
+        require_not_negative("train.seed", self.seed)
+        if self.precision == "fp16":
+            raise ValueError("train.precision fp16 is not supported yet; use bf16 or fp32.")
+        require_choice("train.precision", self.precision, choices=PRECISIONS)
+        require_choice("train.device", self.device, choices=("auto", "cpu", "cuda"))
+
+    @property
+    def last_step(self) -> int:
+        """The step after which this run ends."""
+        if self.exit_step is None:
+            return self.train_steps
+        return min(self.exit_step, self.train_steps)
