@@ -1,0 +1,282 @@
+"""Every check of this repository, as sessions.
+
+    python -m pip install nox uv
+    nox                     all tests and checks, as CI runs them
+    nox -s quickstart       the main job, from text to a trained and exported model
+    nox -s 'alone(mds-ckpt)'    one package by itself
+    nox -l                  all sessions
+
+A package can pass its tests in a shared environment and still be broken for the person who
+installs it: an import of a sibling that it never declared, a file that the wheel leaves out.
+So the test sessions install built wheels, never the source tree.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import tarfile
+import tomllib
+from io import BytesIO
+from pathlib import Path
+from subprocess import check_output, run
+
+import nox
+
+ROOT = Path(__file__).parent
+PACKAGES = ["mds-kernels", "mds-core", "mds-data", "mds-ckpt", "mds-train"]
+RELEASES = tomllib.loads((ROOT / "releases.toml").read_text()).get("release", [])
+TEST_TOOLS = ["hypothesis", "pytest", "pytest-timeout"]
+# For proofs only; no package of ours depends on it.
+PEERS = ["transformers"]
+
+nox.options.default_venv_backend = "uv|venv"
+nox.options.reuse_venv = "yes"
+nox.options.stop_on_first_error = True
+nox.options.sessions = ["lint", "types", "contracts", "alone", "together", "quickstart"]
+
+
+def pip_setting(key: str) -> str:
+    """Return what pip is told to use under ``key`` on this machine, or an empty string."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    listing = run(command, capture_output=True, text=True, check=False).stdout
+    found = re.findall(rf"^[^\n=]*\b{key}='([^']*)'", listing, flags=re.MULTILINE)
+    return found[-1] if found else ""
+
+
+def installation_environment() -> dict[str, str]:
+    """Return the environment of every installation: tested versions, and where torch comes from."""
+    constraints = str(ROOT / "constraints.txt")
+    env = {"UV_CONSTRAINT": constraints, "PIP_CONSTRAINT": constraints}
+    # uv does not read pip's configuration. Where a machine keeps a CPU build of torch for pip,
+    # uv must be told, or every session downloads a CUDA build of several GB.
+    if found := os.environ.get("PIP_FIND_LINKS") or pip_setting("find-links"):
+        env["UV_FIND_LINKS"] = ",".join(found.split())
+    if index := os.environ.get("MDS_TORCH_INDEX"):
+        env |= {"UV_INDEX": index, "PIP_EXTRA_INDEX_URL": index}
+    return env
+
+
+os.environ.update(installation_environment())
+
+
+# What the sessions are made of
+
+
+def project(package: str) -> dict[str, object]:
+    """Return the [project] table of a package."""
+    return tomllib.loads((ROOT / "packages" / package / "pyproject.toml").read_text())["project"]
+
+
+def siblings(package: str) -> list[str]:
+    """Return our own packages that ``package`` depends on, directly or through one another."""
+    folder_of = {project(name)["name"]: name for name in PACKAGES}
+    names = [
+        re.split(r"[\s\[<>=!~;]", line, maxsplit=1)[0] for line in project(package)["dependencies"]
+    ]
+    direct = [folder_of[name] for name in names if name in folder_of]
+    return sorted({*direct, *(far for near in direct for far in siblings(near))})
+
+
+def temporary(session: nox.Session) -> Path:
+    """Return the session's own folder for what it builds."""
+    return Path(session.create_tmp()).resolve()
+
+
+def build_wheel(session: nox.Session, source: Path) -> str:
+    """Build ``source`` into this session's own folder and return the wheel's path."""
+    out = temporary(session) / "wheels" / source.name
+    shutil.rmtree(out, ignore_errors=True)
+    if session.venv_backend == "uv":
+        build = ["uv", "build", "--quiet", "--wheel", "--out-dir"]
+        session.run(*build, str(out), str(source), external=True, silent=True)
+    else:
+        session.run("pip", "wheel", "--quiet", "--no-deps", "-w", str(out), str(source))
+    (wheel,) = out.glob("*.whl")
+    return str(wheel)
+
+
+def install_wheels(session: nox.Session, packages: list[str], *others: str) -> None:
+    """Install the wheel files of ``packages`` (built now), their dependencies and ``others``."""
+    # Files, not names: the name mds-core on PyPI belongs to another project.
+    wheels = [build_wheel(session, ROOT / "packages" / name) for name in packages]
+    session.install(*wheels, *others)
+    # The version did not change since the last run, but the content may have.
+    again = ["--reinstall"] if session.venv_backend == "uv" else ["--force-reinstall"]
+    session.install(*again, "--no-deps", *wheels)
+
+
+def run_tests(session: nox.Session, folder: Path, *arguments: str) -> None:
+    """Run the tests in ``folder`` against what is installed."""
+    # From elsewhere, so that the tests import the installed wheel and not the folder beside them.
+    session.chdir(temporary(session))
+    settings = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder)]
+    env = {
+        "OMP_NUM_THREADS": "1",
+        "TORCH_EXTENSIONS_DIR": str(temporary(session) / "torch_extensions"),
+    }
+    session.run(
+        "pytest", "-q", "-p", "no:cacheprovider", *settings, *arguments, str(folder), env=env
+    )
+    session.chdir(ROOT)
+
+
+# Default sessions: what CI runs
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, spelling, declared dependencies, and calls that this project forbids."""
+    session.install("ruff", "codespell", "deptry", "tomli")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run(
+        "codespell", "packages", "docs", "tests", "README.md", "SECURITY.md", "CONTRIBUTING.md"
+    )
+    session.run(
+        "python", "tests/rules/forbidden.py", *[f"packages/{name}/src" for name in PACKAGES]
+    )
+    for name in PACKAGES:
+        session.chdir(ROOT / "packages" / name)
+        session.run("deptry", "src", "--config", "pyproject.toml")
+        session.chdir(ROOT)
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check all packages with mypy --strict."""
+    install_wheels(session, PACKAGES, "mypy", "types-tqdm")
+    sources = [str(ROOT / "packages" / name / "src") for name in PACKAGES]
+    modules = [argument for name in PACKAGES for argument in ("-p", name.replace("-", "_"))]
+    env = {"MYPYPATH": os.pathsep.join(sources)}
+    session.run("mypy", "--config-file", "pyproject.toml", *modules, env=env)
+
+
+@nox.session
+def contracts(session: nox.Session) -> None:
+    """Check who imports whom (import-linter; the rules are in pyproject.toml)."""
+    wheels = [build_wheel(session, ROOT / "packages" / name) for name in PACKAGES]
+    session.install("import-linter")
+    again = ["--reinstall"] if session.venv_backend == "uv" else ["--force-reinstall"]
+    session.install(*again, "--no-deps", *wheels)
+    session.run("lint-imports")
+
+
+@nox.session
+@nox.parametrize("package", [nox.param(name, id=name) for name in PACKAGES])
+def alone(session: nox.Session, package: str) -> None:
+    """One package with only what it declares, running its own tests."""
+    install_wheels(session, [package, *siblings(package)], *TEST_TOOLS)
+    run_tests(session, ROOT / "packages" / package / "tests", *session.posargs)
+
+
+@nox.session
+def together(session: nox.Session) -> None:
+    """All packages in one environment, and the tests of what they agree on."""
+    install_wheels(session, PACKAGES, *TEST_TOOLS, *PEERS)
+    run_tests(session, ROOT / "tests", *session.posargs)
+
+
+@nox.session
+def quickstart(session: nox.Session) -> None:
+    """The main job on real text: corpus, tokenizer, store, training, curves, export, generation."""
+    install_wheels(session, PACKAGES, *PEERS)
+    session.run(
+        "python", "examples/quickstart/run.py", "--folder", "runs/quickstart", *session.posargs
+    )
+
+
+# Sessions on request
+
+
+@nox.session(default=False)
+def docs(session: nox.Session) -> None:
+    """Build the documentation; a warning is an error."""
+    install_wheels(session, PACKAGES, "sphinx", "furo", "myst-parser")
+    session.run("sphinx-build", "-W", "-n", "-q", "-b", "html", "docs", "docs/_build/html")
+    session.log("open docs/_build/html/index.html")
+
+
+@nox.session(default=False)
+def examples(session: nox.Session) -> None:
+    """Train each example for two steps."""
+    install_wheels(session, PACKAGES, *TEST_TOOLS)
+    run_tests(session, ROOT / "examples", *session.posargs)
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """Run benchmarks, or those whose path contains an argument: nox -s bench -- reader."""
+    install_wheels(session, PACKAGES, *PEERS, "litdata")
+    scripts = sorted([*ROOT.glob("packages/*/benchmarks/*.py"), *ROOT.glob("benchmarks/*.py")])
+    for script in scripts:
+        if not session.posargs or any(word in str(script) for word in session.posargs):
+            session.run("python", str(script))
+
+
+@nox.session(default=False)
+def interop(session: nox.Session) -> None:
+    """Real peers from PyPI: other Zarr readers, transformers, DeepSpeed."""
+    peers = ["tensorstore", "zarrs", "xarray", *PEERS]
+    install_wheels(session, PACKAGES, *TEST_TOOLS, *peers)
+    for folder in ("formats", "roundtrip", "parity"):
+        run_tests(session, ROOT / "tests" / folder, *session.posargs)
+
+
+@nox.session(default=False)
+def parity(session: nox.Session) -> None:
+    """The whole matrix of layouts against one process (CI runs a subset)."""
+    install_wheels(session, PACKAGES, *TEST_TOOLS, *PEERS)
+    session.env["MDS_PARITY"] = "full"
+    for folder in ("parity", "distributed"):
+        run_tests(session, ROOT / "tests" / folder, *session.posargs)
+
+
+@nox.session(default=False)
+@nox.parametrize(
+    "release", [nox.param(row, id=f"{row['name']}-{row['version']}") for row in RELEASES]
+)
+def compat(session: nox.Session, release: dict[str, str]) -> None:
+    """One released package, with the tests it was released with, against today's siblings."""
+    # From the commit, not the tag: a fresh clone may come without tags.
+    tree = f"{release['commit']}:packages/{release['name']}"
+    source = temporary(session) / "released"
+    with tarfile.open(fileobj=BytesIO(check_output(["git", "archive", tree], cwd=ROOT))) as tar:
+        tar.extractall(source, filter="data")
+    today = [
+        build_wheel(session, ROOT / "packages" / name)
+        for name in PACKAGES
+        if name != release["name"]
+    ]
+    # One call, so the resolver refuses a sibling outside the released package's version ranges.
+    session.install(build_wheel(session, source), *today, *TEST_TOOLS)
+    run_tests(session, source / "tests")
+
+
+@nox.session(default=False, venv_backend="uv")
+@nox.parametrize("package", [nox.param(name, id=name) for name in PACKAGES])
+def minimums(session: nox.Session, package: str) -> None:
+    """One package with the lowest versions that it declares."""
+    wheels = [
+        build_wheel(session, ROOT / "packages" / name) for name in [package, *siblings(package)]
+    ]
+    # The pinned torch stays: another build is a download of several GB.
+    constraint = temporary(session) / "torch.txt"
+    constraint.write_text("torch==2.13.0\n")
+    session.env["UV_CONSTRAINT"] = str(constraint)
+    session.install("--resolution", "lowest-direct", "--reinstall-package", package, *wheels)
+    session.install(*TEST_TOOLS)
+    run_tests(session, ROOT / "packages" / package / "tests", *session.posargs)
+
+
+@nox.session(default=False)
+def audit(session: nox.Session) -> None:
+    """Known vulnerabilities (needs the network), licences, and calls that hide danger."""
+    install_wheels(session, PACKAGES, "pip-audit", "pip-licenses")
+    session.run("pip-licenses", "--from", "mixed", "--order", "license")
+    session.run(
+        "python", "tests/rules/forbidden.py", *[f"packages/{name}/src" for name in PACKAGES]
+    )
+    session.run("pip-audit", "--skip-editable")

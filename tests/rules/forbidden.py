@@ -1,0 +1,98 @@
+"""Our own lint rules: calls that make hostile input dangerous are not in this code base.
+
+    python tests/rules/forbidden.py packages/mds-ckpt/src ...
+
+Prints one line a finding and exits with 1 when there is any. ruff knows some of these; this list
+has no `noqa`, so nobody can wave a call through.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+FORBIDDEN_CALLS = {
+    "eval": "runs text as code",
+    "exec": "runs text as code",
+    "pickle.load": "runs code from the file",
+    "pickle.loads": "runs code from the file",
+    "pickle.Unpickler": "runs code from the file",
+    "marshal.loads": "loads code from the file",
+    "yaml.load": "can build any object; use safe_load",
+    "os.system": "passes text to a shell",
+    "os.popen": "passes text to a shell",
+    "tempfile.mktemp": "races with whoever creates the name first",
+}
+TORCH_FREE = ("mds_ckpt", "mds_data")
+TORCH_ALLOWED = ("mds_data/torch_dataset.py",)
+
+
+def dotted(node: ast.expr) -> str:
+    """Return ``a.b.c`` for a chain of attributes, or an empty string."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def keyword(call: ast.Call, name: str) -> object:
+    """Return the constant passed as ``name=``, or None."""
+    values = [item.value for item in call.keywords if item.arg == name]
+    return values[0].value if values and isinstance(values[0], ast.Constant) else None
+
+
+def fault_of_call(call: ast.Call) -> str | None:
+    name = dotted(call.func)
+    if name in FORBIDDEN_CALLS:
+        return f"{name}() {FORBIDDEN_CALLS[name]}"
+    if name == "torch.load" and keyword(call, "weights_only") is not True:
+        return "torch.load() without weights_only=True runs code from the file"
+    if keyword(call, "shell") is True:
+        return f"{name}(shell=True) passes text to a shell"
+    if keyword(call, "allow_pickle") is True:
+        return f"{name}(allow_pickle=True) runs code from the file"
+    if keyword(call, "trust_remote_code") is True:
+        return f"{name}(trust_remote_code=True) runs code from the model folder"
+    return None
+
+
+def fault_of_import(node: ast.Import | ast.ImportFrom, path: Path) -> str | None:
+    names = (
+        [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+    )
+    for name in names:
+        top = name.split(".")[0]
+        if top in {"pickle", "dill", "cloudpickle", "shelve"}:
+            return f"import of {top}: its loaders run code from the file"
+        light = any(part in TORCH_FREE for part in path.parts)
+        if top in {"torch", "deepspeed"} and light and not str(path).endswith(TORCH_ALLOWED):
+            return f"import of {top}: this package runs without a training stack"
+    return None
+
+
+def faults(path: Path) -> list[str]:
+    """Return the findings of one file as ``path:line: sentence``."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        fault = None
+        if isinstance(node, ast.Call):
+            fault = fault_of_call(node)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            fault = fault_of_import(node, path)
+        if fault:
+            found.append(f"{path}:{node.lineno}: {fault}")
+    return found
+
+
+def main(folders: list[str]) -> int:
+    """Check every Python file below ``folders``."""
+    files = [path for folder in folders for path in sorted(Path(folder).rglob("*.py"))]
+    found = [fault for path in files for fault in faults(path)]
+    for fault in found:
+        sys.stdout.write(f"{fault}\n")
+    sys.stdout.write(f"{len(files)} files, {len(found)} forbidden calls\n")
+    return 1 if found or not files else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
