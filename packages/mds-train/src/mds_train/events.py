@@ -1,7 +1,7 @@
 """What the loop tells its watchers. The loop calls them; consoles, files and plots implement them.
 
-Every rank calls the watchers that it was given; the numbers are the same on all ranks except for times.
-A watcher that writes files is given to rank 0 only.
+Every rank calls the watchers that it was given; the numbers, except for times, are the same on
+all ranks. A watcher that writes files is given to rank 0 only.
 """
 
 from __future__ import annotations

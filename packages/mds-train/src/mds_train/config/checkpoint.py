@@ -22,7 +22,7 @@ class CheckpointConfig:
     save_final: bool = True
     """Save when the run ends."""
 
-    keep_last: int | None = 3
+    keep_last: int = 3
     """Keep this many newest checkpoints; 0 keeps all of them."""
 
     keep_every: int | None = None

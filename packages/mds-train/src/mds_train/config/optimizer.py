@@ -72,13 +72,13 @@ class ScheduleConfig:
     """Form of that part: "linear", "cosine", "exponential" or "minus-sqrt"."""
 
     end_weight_decay: float | None = None
-    """Weight decay moves from optimizer.weight_decay to this by decay_steps; constant when left out."""
+    """Weight decay moves to this by decay_steps; it stays as it is when left out."""
 
     weight_decay_style: str = "linear"
     """Form of that ramp: "linear" or "cosine"."""
 
     override: bool = False
-    """On resume, use this schedule at the checkpoint's progress though it differs from the checkpoint's."""
+    """On resume, use this schedule though the checkpoint was made with another one."""
 
     def __post_init__(self) -> None:
         require_choice("schedule.kind", self.kind, choices=SCHEDULES)
@@ -91,5 +91,5 @@ class ScheduleConfig:
             require_positive(f"schedule.{key}", getattr(self, key))
         if self.kind == "wsd" and self.wsd_decay_steps is None:
             raise ValueError(
-                'schedule.kind "wsd" needs schedule.wsd_decay_steps, the length of its falling part.'
+                'schedule.kind "wsd" needs schedule.wsd_decay_steps, its last part's length.'
             )

@@ -23,7 +23,7 @@ class ParallelConfig:
     """Sequence parallel by all-to-all (DeepSpeed-Ulysses)."""
 
     zero_stage: int = 1
-    """ZeRO: 0 copies the optimizer, 1 cuts its state, 2 also gradients, 3 also weights over data parallel."""
+    """What is cut over dp: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights."""
 
     timeout_seconds: float = 300.0
     """A collective that waits longer than this ends the run."""
@@ -37,8 +37,8 @@ class ParallelConfig:
             )
         if self.pp_size > 1 and self.zero_stage > 1:
             raise ValueError(
-                f"parallel.zero_stage {self.zero_stage} does not go together with pipeline parallelism "
-                f"(parallel.pp_size {self.pp_size}): use zero_stage 1, or pp_size 1."
+                f"parallel.zero_stage {self.zero_stage} does not go together with pipeline "
+                f"stages (parallel.pp_size {self.pp_size}): use zero_stage 1, or pp_size 1."
             )
         for key in ("pp_size", "ulysses_size"):
             if getattr(self, key) > 1:

@@ -1,4 +1,4 @@
-"""The whole configuration of a run: one frozen object of frozen tables, checked against each other."""
+"""The whole configuration of a run: frozen tables that are checked against each other."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class TrainConfig:
         if self.train.global_batch_size % at_once:
             raise ValueError(
                 f"train.global_batch_size {self.train.global_batch_size} is not a multiple of "
-                f"train.micro_batch_size {self.train.micro_batch_size} * {dp_size} data-parallel ranks "
-                f"= {at_once}; change one of them or the number of ranks."
+                f"train.micro_batch_size {self.train.micro_batch_size} * {dp_size} data-parallel "
+                f"ranks = {at_once}; change one of them or the number of ranks."
             )
 
 
@@ -90,8 +90,8 @@ def check_schedule(config: TrainConfig) -> None:
         )
     if schedule.kind != "constant" and schedule.warmup_steps >= decay_steps:
         raise ValueError(
-            f"schedule.warmup_steps {schedule.warmup_steps} leaves nothing of the {decay_steps} updates "
-            f"of the schedule; shorten the warm-up or lengthen schedule.decay_steps."
+            f"schedule.warmup_steps {schedule.warmup_steps} leaves nothing of the {decay_steps} "
+            f"updates of the schedule; shorten the warm-up or lengthen schedule.decay_steps."
         )
 
 

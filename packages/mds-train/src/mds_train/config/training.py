@@ -19,7 +19,7 @@ class LoopConfig:
     """Folder of the run: configuration, checkpoints, metrics, logs."""
 
     train_steps: int
-    """Length of the training in steps; the schedule ends here unless schedule.decay_steps says otherwise."""
+    """Length of the training; the schedule ends here too unless it has decay_steps."""
 
     global_batch_size: int
     """Samples of one optimizer step, over all ranks."""
