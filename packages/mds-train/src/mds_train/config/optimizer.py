@@ -91,5 +91,5 @@ class ScheduleConfig:
             require_positive(f"schedule.{key}", getattr(self, key))
         if self.kind == "wsd" and self.wsd_decay_steps is None:
             raise ValueError(
-                'schedule.kind "wsd" needs schedule.wsd_decay_steps, its last part's length.'
+                'schedule.kind "wsd" needs schedule.wsd_decay_steps, for how long it falls.'
             )
