@@ -1,0 +1,240 @@
+"""The shape of a GPT-like decoder. Nothing here depends on how it is parallelised.
+
+Parameter count and floating-point operations follow from these numbers alone, so a plan for a
+thousand devices needs no device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Literal, Self
+
+__all__ = ["Activation", "GPTConfig", "Normalization", "PositionEmbedding", "Recompute"]
+
+Activation = Literal["gelu", "gelu_tanh", "relu", "relu2", "silu", "swiglu", "geglu", "geglu_tanh"]
+Normalization = Literal["layernorm", "rmsnorm"]
+PositionEmbedding = Literal["learned", "rope", "none"]
+Recompute = Literal["none", "selective", "full"]
+
+GATED: frozenset[str] = frozenset({"swiglu", "geglu", "geglu_tanh"})
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "activation": (
+        *("gelu", "gelu_tanh", "relu", "relu2", "silu"),
+        *("swiglu", "geglu", "geglu_tanh"),
+    ),
+    "normalization": ("layernorm", "rmsnorm"),
+    "position_embedding": ("learned", "rope", "none"),
+    "recompute": ("none", "selective", "full"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GPTConfig:
+    """Shape of a decoder-only transformer: GPT-2, Llama, Mistral and Qwen kinds.
+
+    Raises:
+        ValueError: A value is out of range or two values contradict each other; the message names
+            both and says what to change.
+    """
+
+    num_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    vocab_size: int
+    """The true vocabulary; padding is a matter of the layout."""
+    max_position_embeddings: int
+    num_key_value_heads: int | None = None
+    """Key/value heads; as many as attention heads when left out, 1 is multi-query attention."""
+    head_dim: int | None = None
+    """Channels of a head (Megatron's kv_channels); hidden_size / num_attention_heads if None."""
+    ffn_hidden_size: int | None = None
+    """Width of the MLP; 4 * hidden_size, for gated activations 8/3 rounded down to 64, if None."""
+    make_vocab_size_divisible_by: int = 128
+    position_embedding: PositionEmbedding = "learned"
+    rope_theta: float = 10000.0
+    rope_percent: float = 1.0
+    """Share of a head's channels that rotates."""
+    activation: Activation = "gelu"
+    normalization: Normalization = "layernorm"
+    norm_epsilon: float = 1e-5
+    zero_centered_norm: bool = False
+    """Store norm weights minus one (Megatron's apply_layernorm_1p)."""
+    add_bias: bool = True
+    """Biases in the linear layers."""
+    add_qkv_bias: bool | None = None
+    """Bias of the query/key/value projection; as add_bias when left out."""
+    qk_norm: bool = False
+    """Normalise every query and key head (Qwen 3)."""
+    sliding_window: int | None = None
+    """Positions a token attends to, itself included; all earlier ones when left out."""
+    tie_embeddings: bool = True
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    init_std: float = 0.02
+    recompute: Recompute = "none"
+    """Activations computed again in the backward pass: none, the attention core, whole layers."""
+    recompute_every: int = 1
+    """With recompute "full": how many layers form one recomputed block."""
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        self._check_sizes()
+        self._check_ratios()
+        if self.position_embedding == "rope" and self.rope_channels % 2:
+            raise ValueError(
+                f"rope_percent ({self.rope_percent}) of head_dim ({self.channels}) gives "
+                f"{self.rope_channels} rotating channels; rotation needs pairs. Change one of them."
+            )
+
+    def _check_types(self) -> None:
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"{name} ({getattr(self, name)!r}) is unknown; choose one of "
+                    f"{', '.join(choices)}."
+                )
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if str(field.type).startswith("int") and value is not None:
+                _check_int(field.name, value)
+
+    def _check_sizes(self) -> None:
+        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size ({self.hidden_size}) is not a multiple of num_attention_heads "
+                f"({self.num_attention_heads}); each head needs hidden_size / num_attention_heads "
+                f"channels. Change one of the two, or give head_dim."
+            )
+        if self.num_attention_heads % self.kv_heads:
+            raise ValueError(
+                f"num_attention_heads ({self.num_attention_heads}) is not a multiple of "
+                f"num_key_value_heads ({self.kv_heads}); every key/value head serves an equal "
+                f"number of query heads. Change one of the two."
+            )
+
+    def _check_ratios(self) -> None:
+        for name in ("hidden_dropout", "attention_dropout"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(
+                    f"{name} ({getattr(self, name)}) must be at least 0 and less than 1; it is "
+                    f"the share of values that is dropped."
+                )
+        if not 0.0 < self.rope_percent <= 1.0:
+            raise ValueError(
+                f"rope_percent ({self.rope_percent}) must be above 0 and at most 1; for no "
+                f'rotation choose position_embedding="none".'
+            )
+        for name in ("norm_epsilon", "init_std", "rope_theta"):
+            if not getattr(self, name) > 0.0:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be above 0.")
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of key/value heads."""
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def channels(self) -> int:
+        """Channels of one attention head."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def gated(self) -> bool:
+        """Whether the MLP multiplies an activated gate with an up projection."""
+        return self.activation in GATED
+
+    @property
+    def ffn_width(self) -> int:
+        """Width of the MLP between its two projections."""
+        if self.ffn_hidden_size is not None:
+            return self.ffn_hidden_size
+        return 8 * self.hidden_size // 3 // 64 * 64 if self.gated else 4 * self.hidden_size
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether the query/key/value projection has a bias."""
+        return self.add_bias if self.add_qkv_bias is None else self.add_qkv_bias
+
+    @property
+    def rope_channels(self) -> int:
+        """Channels of a head that rotate."""
+        return int(self.channels * self.rope_percent)
+
+    def resolved(self) -> Self:
+        """The same configuration with every derived value written out."""
+        return replace(
+            self,
+            num_key_value_heads=self.kv_heads,
+            head_dim=self.channels,
+            ffn_hidden_size=self.ffn_width,
+            add_qkv_bias=self.qkv_bias,
+        )
+
+    def padded_vocab_size(self, tp_size: int = 1) -> int:
+        """Rows of the embedding over all tensor-parallel ranks, padding included."""
+        multiple = self.make_vocab_size_divisible_by * tp_size
+        return -(-self.vocab_size // multiple) * multiple
+
+    def check_tp(self, tp_size: int) -> None:
+        """Raise ValueError unless every split dimension divides by ``tp_size``."""
+        for name, value in (
+            ("num_attention_heads", self.num_attention_heads),
+            ("num_key_value_heads", self.kv_heads),
+            ("ffn_hidden_size", self.ffn_width),
+        ):
+            if value % tp_size:
+                raise ValueError(
+                    f"{name} ({value}) is not a multiple of tp_size ({tp_size}); each "
+                    f"tensor-parallel rank takes an equal share. Change one of the two."
+                )
+
+    def num_params(self) -> int:
+        """Trained numbers of the whole model, over all ranks, with the true vocabulary."""
+        embedding = self.vocab_size * self.hidden_size
+        if self.position_embedding == "learned":
+            embedding += self.max_position_embeddings * self.hidden_size
+        head = 0 if self.tie_embeddings else self.vocab_size * self.hidden_size
+        return embedding + self.num_layers * self.num_layer_params() + self._norm_params() + head
+
+    def num_layer_params(self) -> int:
+        """Trained numbers of one transformer layer."""
+        biases = self._qkv_width if self.qkv_bias else 0
+        if self.add_bias:
+            biases += self._fc1_width + 2 * self.hidden_size
+        per_head = self.channels * (2 if self.normalization == "layernorm" else 1)
+        qk_norms = 2 * per_head if self.qk_norm else 0
+        return self._layer_matmul_params() + biases + 2 * self._norm_params() + qk_norms
+
+    def flops_per_token(self, seq_length: int) -> float:
+        """Floating-point operations of one training step per token, forward and backward.
+
+        Counted are the matrix products only (2 operations a multiplication), three times the
+        forward pass. Attention counts the pairs that the mask lets through, not the masked ones.
+        """
+        window = min(self.sliding_window or seq_length, seq_length)
+        pairs = window * (window + 1) // 2 + (seq_length - window) * window
+        attention = 2 * self.num_attention_heads * self.channels * pairs / seq_length
+        layers = self.num_layers * (self._layer_matmul_params() + attention)
+        return 6.0 * (layers + self.vocab_size * self.hidden_size)
+
+    @property
+    def _qkv_width(self) -> int:
+        return (self.num_attention_heads + 2 * self.kv_heads) * self.channels
+
+    @property
+    def _fc1_width(self) -> int:
+        return self.ffn_width * (2 if self.gated else 1)
+
+    def _layer_matmul_params(self) -> int:
+        attention = self._qkv_width + self.num_attention_heads * self.channels
+        return self.hidden_size * (attention + self._fc1_width + self.ffn_width)
+
+    def _norm_params(self) -> int:
+        return self.hidden_size * (2 if self.normalization == "layernorm" else 1)
+
+
+def _check_int(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name} ({value!r}) must be a whole number.")  # noqa: TRY004
+    if value < 1:
+        raise ValueError(f"{name} ({value}) must be at least 1.")
