@@ -1,0 +1,1 @@
+"""One folder a backend; nothing in it is imported before the registry chooses it."""

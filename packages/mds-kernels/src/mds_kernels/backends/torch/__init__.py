@@ -1,0 +1,1 @@
+"""The backend that is always usable: plain torch, on every device and dtype."""

@@ -1,0 +1,1 @@
+"""One file an op: the public function, its argument checks and its float64 reference."""

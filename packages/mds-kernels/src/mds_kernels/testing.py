@@ -1,0 +1,190 @@
+"""What tests of all packages share: one table of tolerances, one measure of error, one way to start gloo ranks."""
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+__all__ = ["TOLERANCES", "RanksFailedError", "relative_error", "run_ranks"]
+
+TOLERANCES: Mapping[str, float] = MappingProxyType(
+    {
+        # A layout (tp, pp, dp, zero, schedule, recompute) against one process, three optimizer steps.
+        # float64 leaves only the order of summation; the fp32 and bf16 figures are relative, of the loss.
+        "layout_float64": 1e-10,
+        "layout_loss_float32": 2e-6,
+        "layout_loss_bfloat16": 2e-3,
+        # fp32 logits against transformers, absolute, on random weights of standard deviation 0.2.
+        "transformers_logits_float32": 1e-5,
+        # fp32 losses against the golden trajectories of Megatron-DeepSpeed.
+        "golden_loss_float32": 1e-6,
+        # A kernel: error against float64 <= ratio x (error of the best torch composition) + floor, relative L2.
+        "kernel_ratio": 1.5,
+        "kernel_floor_float64": 1e-12,
+        "kernel_floor_float32": 1e-6,
+        "kernel_floor_float16": 5e-4,
+        "kernel_floor_bfloat16": 4e-3,
+    }
+)
+"""The tolerances of every test, by name; a mirror of the project's page on numerics."""
+
+_LOG_TAIL = 4000  # characters of each rank's output that a failure shows
+_GRACE_SECONDS = 2.0  # what the other ranks get to fail by themselves once one has failed
+
+
+class RanksFailedError(RuntimeError):
+    """A rank raised, died or did not end in time; the message holds every rank's traceback and output."""
+
+
+def relative_error(actual: Tensor, reference: Tensor) -> float:
+    """Return the relative L2 distance ``|actual - reference| / |reference|``, computed in float64.
+
+    Where the reference is zero it is ``|actual|``. NaN in either gives NaN, which no tolerance accepts.
+
+    Raises:
+        ValueError: The shapes differ.
+    """
+    if actual.shape != reference.shape:
+        raise ValueError(
+            f"shapes differ: actual {tuple(actual.shape)}, reference {tuple(reference.shape)}; "
+            f"an error is defined only between tensors of one shape."
+        )
+    expected = reference.detach().double().cpu()
+    distance = (actual.detach().double().cpu() - expected).norm().item()
+    size = expected.norm().item()
+    return distance / size if size else distance
+
+
+def run_ranks(
+    function: Callable[..., Any], world_size: int, *args: object, timeout: float = 120
+) -> list[Any]:
+    """Run ``function(*args)`` on ``world_size`` gloo ranks of this machine and return what each returned.
+
+    Every rank is a fresh process with one thread, an initialised default process group (gloo, file store),
+    ``RANK``, ``LOCAL_RANK`` and ``WORLD_SIZE`` set, and a ``TORCH_EXTENSIONS_DIR`` of its own.
+
+    Args:
+        function: A function of an importable module; it and its arguments travel by pickle.
+        world_size: How many ranks.
+        args: Given to every rank; the rank number is ``torch.distributed.get_rank()``.
+        timeout: Seconds after which all ranks are killed.
+
+    Returns:
+        One result a rank, in rank order.
+
+    Raises:
+        RanksFailedError: A rank raised, died or was too slow.
+    """
+    work = pickle.dumps((function, args))
+    context = multiprocessing.get_context("spawn")
+    with _scratch_folder() as folder:
+        ranks = [
+            context.Process(target=_rank_main, args=(work, rank, world_size, folder, timeout))
+            for rank in range(world_size)
+        ]
+        try:
+            for process in ranks:
+                process.start()
+            complaint = _wait_for(ranks, timeout)
+        finally:
+            for process in ranks:
+                if process.pid is not None:
+                    process.kill()
+                    process.join()
+        if complaint:
+            raise RanksFailedError(
+                complaint + "".join(map(_rank_report, ranks, _logs(folder, ranks)))
+            )
+        return [
+            pickle.loads((folder / f"rank-{rank}.pickle").read_bytes())
+            for rank in range(world_size)
+        ]  # noqa: S301 - our own ranks wrote it
+
+
+@contextlib.contextmanager
+def _scratch_folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="mds-ranks-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait_for(ranks: Sequence[BaseProcess], timeout: float) -> str | None:
+    """Wait until all ranks ended well (None), or one failed or time is up (the complaint)."""
+    deadline = time.monotonic() + timeout
+    complaint: str | None = None
+    while running := [process for process in ranks if process.exitcode is None]:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            return complaint or f"{len(running)} of {len(ranks)} ranks still ran after {timeout} s"
+        wait([process.sentinel for process in running], timeout=remaining)
+        if complaint is None and any(process.exitcode for process in ranks):
+            complaint = f"a rank of {len(ranks)} failed"
+            deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+    return complaint or ("a rank failed" if any(process.exitcode for process in ranks) else None)
+
+
+def _logs(folder: Path, ranks: Sequence[BaseProcess]) -> list[str]:
+    paths = [folder / f"rank-{rank}.log" for rank in range(len(ranks))]
+    return [path.read_text(errors="replace") if path.exists() else "" for path in paths]
+
+
+def _rank_report(process: BaseProcess, log: str) -> str:
+    return f"\n--- {process.name}, exit code {process.exitcode} ---\n{log[-_LOG_TAIL:]}"
+
+
+def _rank_main(work: bytes, rank: int, world_size: int, folder: Path, timeout: float) -> None:
+    with (folder / f"rank-{rank}.log").open("w") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    _prepare_environment(rank, world_size, folder)
+    try:
+        # Only now: unpickling imports the module of the function, which may look at the environment.
+        function, args = pickle.loads(work)  # noqa: S301 - the parent of this process wrote it
+        dist.init_process_group(
+            "gloo",
+            init_method=(folder / "store").as_uri(),
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=timeout),
+        )
+        result = pickle.dumps(function(*args))
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # a normal exit could wait for ever on the collectives of the others
+    (folder / f"rank-{rank}.pickle").write_bytes(result)
+    dist.destroy_process_group()
+
+
+def _prepare_environment(rank: int, world_size: int, folder: Path) -> None:
+    # A killed build leaves a lock on which a later rank would wait for ever, so each has its own folder.
+    extensions = folder / f"extensions-{rank}"
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(world_size),
+        OMP_NUM_THREADS="1",
+        TORCH_EXTENSIONS_DIR=str(extensions),
+    )
+    if sys.platform == "linux":
+        # gloo otherwise resolves the host's name, which fails on machines that do not know their own.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
