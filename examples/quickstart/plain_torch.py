@@ -1,0 +1,119 @@
+"""The peer of the quickstart: the same model, data and steps in plain torch, without any of our training code.
+
+transformers' GPT-2 starts from the exported initial weights; torch's AdamW and a schedule written out here train it, one
+process, no engine. Only the samples come from mds-data, since the data must be the same.
+
+    python plain_torch.py --model hf-initial --run runs/quickstart/run --output plain.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import torch
+from mds_data import GPTDataset, open_store
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM
+
+
+def learning_rate(update: int, *, config: dict[str, Any]) -> float:
+    """Return the learning rate of update number ``update`` (1 is the first): warm up, then a cosine."""
+    schedule, highest = config["schedule"], config["optimizer"]["lr"]
+    lowest, warmup, steps = (
+        schedule["min_lr"],
+        schedule["warmup_steps"],
+        config["train"]["train_steps"],
+    )
+    if update <= warmup:
+        return highest * update / warmup
+    share = (update - warmup) / (steps - warmup)
+    return lowest + (highest - lowest) * 0.5 * (1 + math.cos(math.pi * share))
+
+
+def make_optimizer(model: torch.nn.Module, *, config: dict[str, Any]) -> torch.optim.AdamW:
+    """Return AdamW that decays matrices and leaves biases and norms alone."""
+    settings = config["optimizer"]
+    parameters = list(model.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": settings["weight_decay"]},
+        {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    betas = (settings["beta1"], settings["beta2"])
+    return torch.optim.AdamW(groups, lr=settings["lr"], betas=betas, eps=settings["eps"])
+
+
+def mean_loss(model: torch.nn.Module, samples: list[dict[str, Any]]) -> torch.Tensor:
+    """Return the mean next-token loss over ``samples``."""
+    tokens = torch.stack([torch.as_tensor(sample["tokens"]) for sample in samples])
+    labels = torch.stack([torch.as_tensor(sample["labels"]) for sample in samples])
+    logits = model(input_ids=tokens).logits
+    return cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+
+
+@torch.no_grad()
+def validate(model: torch.nn.Module, dataset: GPTDataset, *, samples: int, at_once: int) -> float:
+    """Return the mean loss over the first ``samples`` of ``dataset``."""
+    samples = min(samples, len(dataset))
+    total = 0.0
+    for start in range(0, samples, at_once):
+        batch = [dataset[i] for i in range(start, min(start + at_once, samples))]
+        total += float(mean_loss(model, batch)) * len(batch)
+    return total / samples
+
+
+def train(model: torch.nn.Module, *, config: dict[str, Any]) -> dict[str, Any]:
+    """Train as the run's configuration says and return the losses."""
+    store = open_store(Path(config["data"]["store"]))
+    length, seed = config["data"]["seq_length"], config["train"]["seed"]
+    batch, steps = config["train"]["global_batch_size"], config["train"]["train_steps"]
+    training = GPTDataset(
+        store, seq_length=length, num_samples=batch * steps, seed=seed, split="train"
+    )
+    held_out = GPTDataset(store, seq_length=length, seed=seed, split="validation")
+    optimizer = make_optimizer(model, config=config)
+    losses = []
+    for step in range(1, steps + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, config=config)
+        loss = mean_loss(model, [training[i] for i in range((step - 1) * batch, step * batch)])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config["train"]["gradient_clipping"])
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if step % 10 == 0:
+            sys.stdout.write(f"plain torch  step {step:>4}/{steps}  loss {losses[-1]:.4f}\n")
+            sys.stdout.flush()
+    samples = config["watch"]["eval_samples"]
+    return {
+        "losses": losses,
+        "validation": validate(model, held_out, samples=samples, at_once=batch),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument(
+        "--model", type=Path, required=True, help="Hugging Face folder of the initial weights"
+    )
+    parser.add_argument(
+        "--run", type=Path, required=True, help="run folder of mds-train, for its config.toml"
+    )
+    parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
+    options = parser.parse_args()
+    started = time.monotonic()
+    model = AutoModelForCausalLM.from_pretrained(options.model, attn_implementation="sdpa").train()
+    result = train(model, config=tomllib.loads((options.run / "config.toml").read_text()))
+    result["seconds"] = time.monotonic() - started
+    options.output.write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
