@@ -1,0 +1,85 @@
+"""The formats that can be opened, and the one function that opens any of them.
+
+To add a format, add one module to this folder with a module-level ``FORMAT``::
+
+    FORMAT = Format(name="litgpt", title="LitGPT", detect=detect, open=open_litgpt)
+
+``detect(path)`` looks at names (and, where names don't settle it, at the first bytes) and never
+raises on foreign files; ``open(path)`` returns a :class:`~mds_ckpt.checkpoint.Checkpoint` with
+canonical names or raises :class:`~mds_ckpt.errors.RejectedError`. A format that can be written also
+gives ``write``. There is no list to extend: modules are found by looking into the folder. They are
+imported before numpy is needed, so they import it (and rich) inside functions.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mds_ckpt.checkpoint import Checkpoint
+from mds_ckpt.errors import RejectedError, UnknownFormatError, UsageError
+
+__all__ = ["Format", "all_formats", "open_checkpoint"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Format:
+    """A checkpoint format: how it is recognised and opened."""
+
+    name: str
+    """Word for ``--from`` and ``--to``."""
+    title: str
+    """What people call it."""
+    detect: Callable[[Path], bool]
+    """Whether a path looks like this format. Cheap; False for anything else, also for damage."""
+    open: Callable[[Path], Checkpoint]
+    """Open a path of this format."""
+
+
+def all_formats() -> Mapping[str, Format]:
+    """Every format of this package by name, in alphabetical order of their modules."""
+    found: dict[str, Format] = {}
+    for module in pkgutil.iter_modules(__path__, prefix=f"{__name__}."):
+        candidate = getattr(importlib.import_module(module.name), "FORMAT", None)
+        if isinstance(candidate, Format):
+            found[candidate.name] = candidate
+    return found
+
+
+def open_checkpoint(path: str | Path, *, format: str | None = None) -> Checkpoint:
+    """Open a checkpoint of any known format.
+
+    Args:
+        path: A checkpoint's folder or file, or a folder of checkpoints (the newest good one is
+            taken).
+        format: Name of the format where it is ambiguous; by default it is detected.
+
+    Returns:
+        The checkpoint. No tensor data was read.
+
+    Raises:
+        UnknownFormatError: If nothing recognises the path.
+        RejectedError: If the checkpoint is damaged, hostile, or needs what we can't do.
+    """
+    path = Path(path)
+    formats = all_formats()
+    if format is not None:
+        if format not in formats:
+            raise UsageError(f"no format is called '{format}'; known are {', '.join(formats)}")
+        return formats[format].open(path)
+    if not path.exists():
+        raise RejectedError(path, "there is no such file or folder", remedy="check the path")
+    matching = [candidate for candidate in formats.values() if candidate.detect(path)]
+    if len(matching) == 1:
+        return matching[0].open(path)
+    if matching:
+        names = " and ".join(candidate.name for candidate in matching)
+        raise RejectedError(path, f"it looks like {names}", remedy="say which one with --from")
+    raise UnknownFormatError(
+        path,
+        f"no reader recognises it; known formats are {', '.join(formats)}",
+        remedy="name the folder that holds the checkpoint's files, or say the format with --from",
+    )

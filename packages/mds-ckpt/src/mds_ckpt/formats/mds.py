@@ -1,0 +1,200 @@
+"""The mds format: our own checkpoints, written piece by piece by ranks and read on any layout.
+
+``docs/formats/checkpoint.md`` is the law. Writing a checkpoint takes four steps::
+
+    partial = commit.stage(root, step)                         # rank 0, tells the others
+    rank_file = write_rank_file(partial, rank, pieces)         # every rank
+    parameters, files = merge_rank_files(shapes, rank_files)   # rank 0, after gathering
+    commit.publish(partial, CheckpointManifest(...), root=root)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mds_ckpt.box import Box, Range, coverage_fault, extents
+from mds_ckpt.commit import REAL, FileOperations, write_file
+from mds_ckpt.dtype import ITEM_SIZES, dtype_name
+from mds_ckpt.manifest import FileRecord, ParameterRecord, PieceRecord, StateRecord
+from mds_ckpt.safetensors_file import SafetensorsWriter, TensorSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class LazyArray:
+    """An array that is fetched when it is written, such as one that lies on an accelerator."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    """By safetensors' name."""
+    load: Callable[[], Array]
+
+
+class Piece(NamedTuple):
+    """What one rank writes of one state of one parameter.
+
+    A plain tuple in this order does as well.
+    """
+
+    parameter: str
+    state: str
+    box: Box
+    flat: Range | None
+    array: Array | LazyArray
+    """Extents of ``box``, or 1-D with the elements of ``flat``."""
+
+
+class RankPiece(NamedTuple):
+    """A piece that was written, and what of."""
+
+    parameter: str
+    state: str
+    dtype: str
+    record: PieceRecord
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankFile:
+    """What one rank wrote. Plain data: it can be pickled and gathered."""
+
+    name: str
+    record: FileRecord
+    pieces: tuple[RankPiece, ...]
+    extra_keys: tuple[str, ...] = field(default=())
+
+
+def write_rank_file(
+    folder: Path,
+    rank: int,
+    pieces: Iterable[Piece | tuple[str, str, Box, Range | None, Any]],
+    *,
+    extra: Mapping[str, Array] | None = None,
+    operations: FileOperations = REAL,
+) -> RankFile:
+    """Write and fsync ``rank-NNNNN.safetensors`` with this rank's pieces.
+
+    Args:
+        folder: The partial folder from ``commit.stage``.
+        rank: This rank's number.
+        pieces: Each with the box of the global tensor that it covers, and its array. Ranks together
+            cover each state exactly once; replicas are written by one of them.
+        extra: Tensors that belong to no parameter, such as the state of a generator.
+        operations: The disk.
+
+    Returns:
+        What was written, for :func:`merge_rank_files`.
+    """
+    listed = [Piece(*piece) for piece in pieces]
+    counts: Counter[tuple[str, str]] = Counter()
+    keyed: list[tuple[TensorSpec, Piece | None, Array | LazyArray]] = []
+    for piece in listed:
+        number = counts[piece.parameter, piece.state]
+        counts[piece.parameter, piece.state] += 1
+        keyed.append((_spec(piece, number), piece, piece.array))
+    for key, array in (extra or {}).items():
+        keyed.append((TensorSpec(key, dtype_name(array.dtype), array.shape), None, array))
+    # Wide types first, so that every tensor is aligned to its element size.
+    keyed.sort(key=lambda item: -ITEM_SIZES[item[0].dtype])
+    name = f"rank-{rank:05d}.safetensors"
+    with SafetensorsWriter(
+        folder / name, [spec for spec, _, _ in keyed], operations=operations
+    ) as writer:
+        for spec, _, source in keyed:
+            writer.write(spec.name, source.load() if isinstance(source, LazyArray) else source)
+    written = writer.result
+    return RankFile(
+        name=name,
+        record=FileRecord(size=written.size, sha256=written.sha256),
+        pieces=tuple(
+            RankPiece(piece.parameter, piece.state, spec.dtype, _record(piece, spec, name, written))
+            for spec, piece, _ in keyed
+            if piece is not None
+        ),
+        extra_keys=tuple(extra or {}),
+    )
+
+
+def _spec(piece: Piece, number: int) -> TensorSpec:
+    array = piece.array
+    dtype = array.dtype if isinstance(array, LazyArray) else dtype_name(array.dtype)
+    expected = extents(piece.box) if piece.flat is None else (piece.flat[1] - piece.flat[0],)
+    if tuple(array.shape) != expected:
+        raise ValueError(
+            f"{piece.state} of '{piece.parameter}': box {piece.box} with flat range {piece.flat} "
+            f"needs an array of shape {list(expected)} and {list(array.shape)} was given"
+        )
+    return TensorSpec(f"{piece.parameter}/{piece.state}/{number}", dtype, expected)
+
+
+def _record(piece: Piece, spec: TensorSpec, name: str, written: Any) -> PieceRecord:
+    return PieceRecord(
+        box=tuple((int(start), int(stop)) for start, stop in piece.box),
+        flat=None if piece.flat is None else (int(piece.flat[0]), int(piece.flat[1])),
+        file=name,
+        key=spec.name,
+        crc32c=written.crc32c[spec.name],
+    )
+
+
+def merge_rank_files(
+    shapes: Mapping[str, Sequence[int]], rank_files: Iterable[RankFile]
+) -> tuple[dict[str, ParameterRecord], dict[str, FileRecord]]:
+    """The manifest's ``parameters`` and ``files`` from what the ranks wrote.
+
+    Args:
+        shapes: Global shape of every parameter, with the true vocabulary, in the model's order.
+        rank_files: From :func:`write_rank_file`, of all ranks.
+
+    Raises:
+        ValueError: If the pieces of a state don't cover it exactly once, or types differ.
+    """
+    found: dict[str, dict[str, list[RankPiece]]] = {name: defaultdict(list) for name in shapes}
+    files: dict[str, FileRecord] = {}
+    for rank_file in rank_files:
+        if rank_file.name in files:
+            raise ValueError(f"two ranks wrote {rank_file.name}; give each its own number")
+        files[rank_file.name] = rank_file.record
+        for piece in rank_file.pieces:
+            if piece.parameter not in found:
+                raise ValueError(f"{rank_file.name} has '{piece.parameter}', which has no shape")
+            found[piece.parameter][piece.state].append(piece)
+    parameters = {
+        name: ParameterRecord(
+            shape=tuple(int(extent) for extent in shapes[name]),
+            states={
+                state: _merged(name, state, tuple(shapes[name]), pieces)
+                for state, pieces in states.items()
+            },
+        )
+        for name, states in found.items()
+    }
+    return parameters, files
+
+
+def _merged(
+    name: str, state: str, shape: tuple[int, ...], pieces: Sequence[RankPiece]
+) -> StateRecord:
+    dtypes = {piece.dtype for piece in pieces}
+    if len(dtypes) != 1:
+        raise ValueError(f"{state} of '{name}' was written as {' and '.join(sorted(dtypes))}")
+    fault = coverage_fault(shape, [(piece.record.box, piece.record.flat) for piece in pieces])
+    if fault is not None:
+        raise ValueError(f"{state} of '{name}' is not covered exactly once: {fault}")
+    return StateRecord(dtype=dtypes.pop(), pieces=tuple(piece.record for piece in pieces))
+
+
+def add_file(
+    folder: Path, name: str, data: bytes, *, operations: FileOperations = REAL
+) -> FileRecord:
+    """Write and fsync a small file beside the rank files, such as ``tokenizer.json``."""
+    write_file(folder / name, data, operations=operations)
+    return FileRecord(size=len(data), sha256=hashlib.sha256(data).hexdigest())
