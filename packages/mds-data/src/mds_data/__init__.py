@@ -1,1 +1,28 @@
 """Token datasets on Zarr at the speed of a raw memory map."""
+
+from mds_data.errors import (
+    DamagedError,
+    DataError,
+    IndexedDatasetError,
+    LockedError,
+    ManifestError,
+    StoreError,
+)
+from mds_data.schema import Manifest
+from mds_data.store import TokenStore, open_store
+from mds_data.writer import StoreWriter, TokenizerFile, write_store
+
+__all__ = [
+    "DamagedError",
+    "DataError",
+    "IndexedDatasetError",
+    "LockedError",
+    "Manifest",
+    "ManifestError",
+    "StoreError",
+    "StoreWriter",
+    "TokenStore",
+    "TokenizerFile",
+    "open_store",
+    "write_store",
+]

@@ -1,0 +1,164 @@
+"""Safe access to the files of one store folder: one scan, plain files only, nothing outside it."""
+
+import os
+import stat
+from pathlib import Path
+
+from mds_data.commit import pending_name
+from mds_data.errors import DamagedError, ManifestError, StoreError
+from mds_data.schema import (
+    MANIFEST_LIMIT,
+    MANIFEST_NAME,
+    FileRecord,
+    Manifest,
+    manifest_from_json,
+)
+
+__all__ = ["StoreFolder", "is_store", "read_manifest"]
+
+_OPEN_FLAGS = (
+    os.O_RDONLY
+    | getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_NOFOLLOW", 0)
+    | getattr(os, "O_NONBLOCK", 0)  # a FIFO must not hang us
+    | getattr(os, "O_BINARY", 0)
+)
+
+
+def is_store(path: Path) -> bool:
+    """Whether ``path`` is a folder with a manifest."""
+    return (path / MANIFEST_NAME).is_file()
+
+
+def open_plain_file(path: Path) -> tuple[int, int]:
+    """Open a plain file for reading without following a link; its handle and size.
+
+    Raises:
+        DamagedError: It is missing, a link, a folder or a device.
+    """
+    try:
+        handle = os.open(path, _OPEN_FLAGS)
+    except FileNotFoundError:
+        raise DamagedError(f"{path}: is missing; restore it from a copy") from None
+    except OSError as error:
+        if path.is_symlink():
+            raise DamagedError(f"{path}: is a link; a store holds plain files only") from None
+        raise StoreError(f"{path}: can't be opened ({error.strerror})") from error
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(handle)
+        raise DamagedError(f"{path}: is not a plain file; a store holds plain files only")
+    return handle, status.st_size
+
+
+def read_plain_file(path: Path, *, limit: int) -> bytes:
+    """The bytes of a plain file of at most ``limit`` bytes."""
+    handle, size = open_plain_file(path)
+    with os.fdopen(handle, "rb") as file:
+        if size > limit:
+            raise DamagedError(f"{path}: has {size} bytes; at most {limit} are expected here")
+        return file.read(limit + 1)[: limit + 1]
+
+
+def read_manifest(root: Path) -> tuple[Manifest, bytes]:
+    """The manifest of the store at ``root``, and its bytes."""
+    path = root / MANIFEST_NAME
+    if not os.path.lexists(path):
+        if not os.path.lexists(root):
+            raise FileNotFoundError(f"{root}: there is no such store; check the path")
+        raise StoreError(
+            f"{root}: holds no {MANIFEST_NAME}, so it is no store or was never finished; "
+            f"write it anew, or give the path of a store"
+        )
+    data = read_plain_file(path, limit=MANIFEST_LIMIT)
+    return manifest_from_json(data, name=str(path)), data
+
+
+class StoreFolder:
+    """The files that one manifest names, checked once against the folder.
+
+    Raises:
+        DamagedError: A named file is missing, has another size, or is not a plain file.
+    """
+
+    def __init__(self, root: Path, manifest: Manifest) -> None:
+        self.root = root
+        self.manifest = manifest
+        self.present = _scan(root, manifest)
+        self._pending: set[str] = set()
+        for path, record in manifest.files.items():
+            waiting = pending_name(path, revision=manifest.revision)
+            if waiting in self.present:  # the writer died between its commit and the renames
+                self._pending.add(path)
+            self._check(path, record, self.present.get(waiting, self.present.get(path)))
+
+    def _check(self, path: str, record: FileRecord, size: int | None) -> None:
+        if size is None:
+            raise DamagedError(
+                f"{self.root / path}: is missing, and the manifest lists it; restore it from a copy"
+            )
+        if size != record.size:
+            raise DamagedError(
+                f"{self.root / path}: has {size} bytes, and the manifest says {record.size}; "
+                f"it was cut or replaced, restore it from a copy"
+            )
+
+    def path(self, relative: str) -> Path:
+        """Where the bytes of a file that the manifest names are now."""
+        if relative not in self.manifest.files:
+            raise DamagedError(f"{self.root / relative}: the manifest does not list this file")
+        if relative in self._pending:
+            waiting = self.root / pending_name(relative, revision=self.manifest.revision)
+            if waiting.exists():
+                return waiting
+        return self.root / relative
+
+    def open(self, relative: str) -> tuple[int, int]:
+        """Open a named file; its handle and size, which must still be the manifest's."""
+        path = self.path(relative)
+        handle, size = open_plain_file(path)
+        if size != self.manifest.files[relative].size:
+            os.close(handle)
+            raise DamagedError(
+                f"{path}: changed its size since the store was opened; open it again"
+            )
+        return handle, size
+
+    def read(self, relative: str) -> bytes:
+        """All bytes of a named file."""
+        handle, size = self.open(relative)
+        with os.fdopen(handle, "rb") as file:
+            return file.read(size)
+
+
+def _scan(root: Path, manifest: Manifest) -> dict[str, int]:
+    """Size of every plain file in the folders that the manifest mentions; links are refused."""
+    folders = {path[:end] for path in manifest.files for end in [0, *_positions(path, "/")]}
+    sizes: dict[str, int] = {}
+    for folder in sorted(folders):
+        _scan_folder(root, folder, folders, manifest, sizes)
+    return sizes
+
+
+def _positions(text: str, letter: str) -> list[int]:
+    return [index for index, found in enumerate(text) if found == letter]
+
+
+def _scan_folder(
+    root: Path, folder: str, folders: set[str], manifest: Manifest, sizes: dict[str, int]
+) -> None:
+    prefix = f"{folder}/" if folder else ""
+    try:
+        entries = list(os.scandir(root / folder))
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        raise ManifestError(f"{root / folder}: must be a folder") from None
+    for entry in entries:
+        relative = prefix + entry.name
+        if entry.is_symlink() and (relative in manifest.files or relative in folders):
+            raise DamagedError(f"{root / relative}: is a link; a store holds plain files only")
+        if entry.is_file(follow_symlinks=False):
+            sizes[relative] = entry.stat(follow_symlinks=False).st_size
+        elif relative in manifest.files:
+            raise DamagedError(f"{root / relative}: is not a plain file")

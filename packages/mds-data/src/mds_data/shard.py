@@ -1,0 +1,328 @@
+"""The codec of 1-D sharded arrays: layout, chunk encoding, shard index, checksums. No files.
+
+A shard is inner chunks in order, then the index (offset and length of each, 16 bytes), then the index's crc32c. A raw inner chunk is its little-endian elements and their crc32c; a
+compressed one is a zstd frame and the frame's crc32c.
+"""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from mds_data.errors import DamagedError, ManifestError
+from mds_data.schema import Layout, parse_json
+
+__all__ = [
+    "ABSENT",
+    "ArrayLayout",
+    "array_layout_from_json",
+    "decode_chunk",
+    "decode_index",
+    "encode_chunk",
+    "encode_index",
+    "layout_for_documents",
+    "layout_for_tokens",
+    "metadata_json",
+]
+
+ABSENT = 2**64 - 1
+"""Offset and length of an inner chunk that lies wholly past the array's end."""
+_CRC_SIZE = 4
+_ZSTD_LEVEL = 3
+_LARGEST_CHUNK = 2**31
+_ZSTD_WINDOW_SLACK = 4096
+_DTYPES = {
+    "bool": "?",
+    "int8": "i1",
+    "uint8": "u1",
+    "int16": "<i2",
+    "uint16": "<u2",
+    "int32": "<i4",
+    "uint32": "<u4",
+    "int64": "<i8",
+    "uint64": "<u8",
+    "float32": "<f4",
+    "float64": "<f8",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArrayLayout:
+    """How a 1-D array lies in its shards; all extents in elements."""
+
+    length: int
+    dtype: np.dtype[Any]
+    chunk: int
+    """Elements of an inner chunk."""
+    chunks_per_shard: int
+    compressed: bool
+
+    @property
+    def shard(self) -> int:
+        """Elements of a shard."""
+        return self.chunk * self.chunks_per_shard
+
+    @property
+    def num_shards(self) -> int:
+        """Shards that the array has."""
+        return -(-self.length // self.shard)
+
+    @property
+    def num_chunks(self) -> int:
+        """Inner chunks that the array has."""
+        return -(-self.length // self.chunk)
+
+    @property
+    def chunk_size(self) -> int:
+        """Bytes of a raw inner chunk with its checksum."""
+        return self.chunk * self.dtype.itemsize + _CRC_SIZE
+
+    @property
+    def index_size(self) -> int:
+        """Bytes of a shard's index with its checksum."""
+        return 16 * self.chunks_per_shard + _CRC_SIZE
+
+
+def layout_for_tokens(layout: Layout, *, dtype: np.dtype[Any]) -> ArrayLayout:
+    """The sizes that this package writes for ``tokens``: 33,554,432 tokens a shard."""
+    hot = layout == "hot"
+    return ArrayLayout(
+        length=0,
+        dtype=dtype,
+        chunk=65_536 if hot else 16_384,
+        chunks_per_shard=512 if hot else 2_048,
+        compressed=not hot,
+    )
+
+
+def layout_for_documents(dtype: np.dtype[Any]) -> ArrayLayout:
+    """The sizes that this package writes for arrays with one entry a document or sentence."""
+    return ArrayLayout(length=0, dtype=dtype, chunk=16_384, chunks_per_shard=128, compressed=True)
+
+
+def checksum(data: bytes | NDArray[Any]) -> int:
+    """The crc32c of bytes or of a contiguous array."""
+    return int(google_crc32c.value(data))
+
+
+def encode_chunk(values: NDArray[Any], *, layout: ArrayLayout) -> bytes:
+    """The bytes of one inner chunk; ``values`` may be shorter than a chunk and is padded with 0."""
+    if len(values) < layout.chunk:
+        values = np.concatenate([values, np.zeros(layout.chunk - len(values), layout.dtype)])
+    data = np.ascontiguousarray(values, dtype=layout.dtype).tobytes()
+    if layout.compressed:
+        data = bytes(_zstd().encode(data))
+    return data + checksum(data).to_bytes(_CRC_SIZE, "little")
+
+
+def decode_chunk(data: NDArray[np.uint8], *, layout: ArrayLayout, name: str) -> NDArray[Any]:
+    """The elements of one inner chunk after its checksum was compared.
+
+    Args:
+        data: [bytes of the chunk], its checksum included.
+        layout: The array's layout.
+        name: How messages call the chunk.
+    """
+    payload = data[:-_CRC_SIZE]
+    stored = int.from_bytes(data[-_CRC_SIZE:].tobytes(), "little")
+    if len(data) <= _CRC_SIZE or checksum(payload) != stored:
+        raise DamagedError(f"{name}: the checksum differs; restore the file from a copy")
+    if not layout.compressed:
+        if len(data) != layout.chunk_size:
+            raise DamagedError(f"{name}: has {len(data)} bytes, not {layout.chunk_size}")
+        return payload.view(layout.dtype)
+    expected = layout.chunk * layout.dtype.itemsize
+    return _decompress(payload.tobytes(), expected, name=name).view(layout.dtype)
+
+
+def _decompress(data: bytes, expected: int, *, name: str) -> NDArray[np.uint8]:
+    """Decompress into exactly ``expected`` bytes, so that a bomb can't grow."""
+    declared = _frame_content_size(data)
+    if declared is not None and declared != expected:
+        raise DamagedError(f"{name}: declares {declared} bytes of content, not {expected}")
+    output = np.empty(expected, np.uint8)
+    try:
+        _zstd().decode(data, output)
+    except (RuntimeError, ValueError) as error:
+        raise DamagedError(f"{name}: can't be decompressed ({error})") from None
+    return output
+
+
+def _frame_content_size(frame: bytes) -> int | None:
+    """Content size that a zstd frame's header declares (RFC 8878, 3.1.1.1), or None."""
+    if len(frame) < 6 or frame[:4] != b"\x28\xb5\x2f\xfd":
+        return 0
+    descriptor = frame[4]
+    single_segment = bool(descriptor & 0x20)
+    start = 5 + (not single_segment) + (0, 1, 2, 4)[descriptor & 3]
+    width = (int(single_segment), 2, 4, 8)[descriptor >> 6]
+    if width == 0:
+        return None
+    return int.from_bytes(frame[start : start + width], "little") + (256 if width == 2 else 0)
+
+
+def _zstd() -> Any:
+    # 0.3 s of import that the hot layout never needs
+    return importlib.import_module("numcodecs.zstd").Zstd(level=_ZSTD_LEVEL)
+
+
+def encode_index(entries: NDArray[np.uint64]) -> bytes:
+    """The bytes of a shard's index with its checksum; ``entries`` is [chunks, 2]."""
+    data = entries.astype("<u8").tobytes()
+    return data + checksum(data).to_bytes(_CRC_SIZE, "little")
+
+
+def decode_index(
+    data: bytes, *, layout: ArrayLayout, file_size: int, used: int, name: str
+) -> NDArray[np.uint64]:
+    """Check a shard's index and return it.
+
+    Args:
+        data: The last ``layout.index_size`` bytes of the shard.
+        layout: The array's layout.
+        file_size: Bytes of the shard.
+        used: Inner chunks of this shard that lie inside the array.
+        name: How messages call the shard.
+
+    Returns:
+        [chunks, 2] offset and length of each chunk; the first ``used`` ones are present, in order
+        and inside the file.
+    """
+    if len(data) != layout.index_size:
+        raise DamagedError(f"{name}: is too short to hold a shard index; it was cut")
+    if checksum(data[:-_CRC_SIZE]) != int.from_bytes(data[-_CRC_SIZE:], "little"):
+        raise DamagedError(
+            f"{name}: the checksum of the shard index differs; the file was cut or changed, "
+            f"restore it from a copy"
+        )
+    entries = np.frombuffer(data, "<u8", count=2 * layout.chunks_per_shard).reshape(-1, 2)
+    inside = entries[:used]
+    if (inside == ABSENT).any():
+        missing = int(np.flatnonzero((inside == ABSENT).any(axis=1))[0])
+        raise DamagedError(f"{name}: chunk {missing} is missing")
+    limit = file_size - layout.index_size
+    too_long = inside > np.uint64(max(limit, 0))
+    if too_long.any() or (inside.sum(axis=1) > limit).any():
+        raise DamagedError(f"{name}: the shard index points outside the file")
+    if used and (inside[1:, 0] < inside[:-1].sum(axis=1)).any():
+        raise DamagedError(f"{name}: the chunks of the shard overlap or are out of order")
+    return entries
+
+
+def lies_in_order(entries: NDArray[np.uint64], *, layout: ArrayLayout, used: int) -> bool:
+    """Whether chunk ``k`` lies at ``k * chunk_size``, as the hot layout promises."""
+    offsets = np.arange(used, dtype=np.uint64) * np.uint64(layout.chunk_size)
+    lengths_fit = bool((entries[:used, 1] == layout.chunk_size).all())
+    return not layout.compressed and lengths_fit and bool((entries[:used, 0] == offsets).all())
+
+
+def metadata_json(layout: ArrayLayout, *, dimension: str) -> bytes:
+    """The zarr.json of an array, as zarr-python writes it."""
+    import zarr
+    from zarr.codecs import Crc32cCodec, ZstdCodec
+    from zarr.storage import MemoryStore
+
+    files: dict[str, Any] = {}
+    zstd = [ZstdCodec(level=_ZSTD_LEVEL)] if layout.compressed else []
+    zarr.create_array(
+        store=MemoryStore(files),
+        shape=(layout.length,),
+        dtype=layout.dtype,
+        chunks=(layout.chunk,),
+        shards=(layout.shard,),
+        compressors=[*zstd, Crc32cCodec()],
+        fill_value=0,
+        dimension_names=[dimension],
+    )
+    return bytes(files["zarr.json"].to_bytes())
+
+
+def array_layout_from_json(data: bytes, *, name: str) -> ArrayLayout:
+    """Read the zarr.json of an array strictly: one dimension, sharded, checksummed."""
+    if len(data) > 2**20:
+        raise ManifestError(
+            f"{name}: has {len(data)} bytes; an array's metadata holds at most 1 MiB"
+        )
+    members = parse_json(data, name=name)
+    if members.get("zarr_format") != 3 or members.get("node_type") != "array":
+        raise ManifestError(f"{name}: must describe a Zarr v3 array")
+    length = _extent(members.get("shape"), low=0, high=2**60, name=name, member="shape")
+    dtype = _DTYPES.get(str(members.get("data_type")))
+    if dtype is None:
+        raise ManifestError(
+            f"{name}: data_type {str(members.get('data_type'))[:60]!r} is not supported"
+        )
+    grid = _named(members.get("chunk_grid"), "regular", name=name)
+    shard = _extent(grid.get("chunk_shape"), low=1, high=2**40, name=name, member="chunk_shape")
+    keys = _named(members.get("chunk_key_encoding"), "default", name=name)
+    if keys.get("separator", "/") != "/" or members.get("storage_transformers"):
+        raise ManifestError(
+            f"{name}: chunks must have keys c/0, c/1, ... and no storage transformer"
+        )
+    chunk, compressed = _sharding(members.get("codecs"), name=name)
+    itemsize = np.dtype(dtype).itemsize
+    if shard % chunk or chunk * itemsize > _LARGEST_CHUNK or shard // chunk > 2**24:
+        raise ManifestError(f"{name}: a shard of {shard} can't be cut into inner chunks of {chunk}")
+    return ArrayLayout(
+        length=length,
+        dtype=np.dtype(dtype),
+        chunk=chunk,
+        chunks_per_shard=shard // chunk,
+        compressed=compressed,
+    )
+
+
+def _extent(value: object, *, low: int, high: int, name: str, member: str) -> int:
+    if not isinstance(value, list) or len(value) != 1 or type(value[0]) is not int:
+        raise ManifestError(f"{name}: {member} must be a list of one whole number")
+    extent: int = value[0]
+    if not low <= extent <= high:
+        raise ManifestError(f"{name}: {member} must lie from {low} to {high}, not {extent}")
+    return extent
+
+
+def _named(value: object, expected: str, *, name: str) -> Mapping[str, Any]:
+    """The configuration of a Zarr v3 extension point, which must be ``expected``."""
+    if isinstance(value, str):
+        value = {"name": value}
+    if not isinstance(value, dict) or value.get("name") != expected:
+        found = value.get("name") if isinstance(value, dict) else value
+        raise ManifestError(f"{name}: expected {expected!r}, found {str(found)[:60]!r}")
+    configuration = value.get("configuration", {})
+    if not isinstance(configuration, dict):
+        raise ManifestError(f"{name}: the configuration of {expected!r} must be an object")
+    return configuration
+
+
+def _sharding(codecs: object, *, name: str) -> tuple[int, bool]:
+    """Length of an inner chunk, and whether it is compressed."""
+    if not isinstance(codecs, list) or len(codecs) != 1:
+        raise ManifestError(f"{name}: must have exactly one codec, sharding_indexed")
+    sharding = _named(codecs[0], "sharding_indexed", name=name)
+    if sharding.get("index_location", "end") != "end":
+        raise ManifestError(f"{name}: the shard index must be at the end")
+    if _codec_names(sharding.get("index_codecs"), name=name) != ["bytes", "crc32c"]:
+        raise ManifestError(f"{name}: the shard index must have the codecs bytes, crc32c")
+    inner = _codec_names(sharding.get("codecs"), name=name)
+    if inner not in (["bytes", "crc32c"], ["bytes", "zstd", "crc32c"]):
+        raise ManifestError(f"{name}: inner codecs must be bytes, (zstd), crc32c, not {inner}")
+    extent = _extent(
+        sharding.get("chunk_shape"), low=1, high=2**31, name=name, member="inner chunk_shape"
+    )
+    return extent, "zstd" in inner
+
+
+def _codec_names(codecs: object, *, name: str) -> list[str]:
+    if not isinstance(codecs, list):
+        raise ManifestError(f"{name}: codecs must be a list")
+    names = [codec if isinstance(codec, str) else codec.get("name") for codec in codecs if codec]
+    for codec in codecs:
+        if isinstance(codec, dict) and codec.get("name") == "bytes":
+            endian = _named(codec, "bytes", name=name).get("endian", "little")
+            if endian != "little":
+                raise ManifestError(f"{name}: elements must be little endian")
+    return [str(item)[:60] for item in names]
