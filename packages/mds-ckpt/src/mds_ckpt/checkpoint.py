@@ -135,7 +135,7 @@ class PiecedTensor(LazyTensor):
             for part, offset, source in self._parts
             if (common := intersect(part, box)) is not None
         ]
-        if len(touched) == 1 and size(box):
+        if len(touched) == 1 and touched[0][3] == box:
             part, offset, source, common = touched[0]
             return _read_common(part, offset, source, common)
         result = np.empty(extents(box), numpy_dtype(self.dtype))

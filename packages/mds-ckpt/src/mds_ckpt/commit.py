@@ -10,103 +10,45 @@ renamed; parent fsynced (from here on it exists); ``latest`` replaced; old ones 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
-import secrets
-import socket
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from mds_ckpt import manifest as manifest_module
-from mds_ckpt.errors import CheckpointError, LockedError, RejectedError, UsageError
+from mds_ckpt.errors import CheckpointError, RejectedError, UsageError
+from mds_ckpt.file_operations import (
+    PARTIAL,
+    REAL,
+    FileOperations,
+    partial_path,
+    remove_tree,
+    write_file,
+)
+from mds_ckpt.lock import lock
 from mds_ckpt.manifest import MANIFEST_NAME, CheckpointManifest
 from mds_ckpt.regular_file import OpenFile, RegularFile, read_whole
 
+__all__ = [
+    "REAL",
+    "FileOperations",
+    "Latest",
+    "Skipped",
+    "check_folder",
+    "clean",
+    "digest",
+    "find_latest",
+    "lock",
+    "prune",
+    "publish",
+    "publish_folder",
+    "read_manifest",
+    "stage",
+    "step_folders",
+]
+
 LATEST_NAME = "latest"
-LOCK_NAME = ".mds-lock"
 _STEP = re.compile(r"step-(0|[1-9][0-9]{0,17})")
-_PARTIAL = ".partial-"
-
-
-class FileOperations:
-    """Every way in which this package changes the disk. Tests replace it."""
-
-    def make_folder(self, path: Path) -> None:
-        """Create one folder; its parent exists, itself does not."""
-        path.mkdir()
-
-    def create(self, path: Path) -> BinaryIO:
-        """A new file for writing; refuses an existing one, also a dangling link."""
-        return path.open("xb", buffering=0)
-
-    def write(self, file: BinaryIO, data: memoryview) -> None:
-        """Write all of ``data``."""
-        done = 0
-        while done < len(data):
-            done += file.write(data[done : done + (64 << 20)]) or 0
-
-    def sync(self, file: BinaryIO) -> None:
-        """Force a file's bytes to the disk."""
-        file.flush()
-        os.fsync(file.fileno())
-
-    def sync_folder(self, path: Path) -> None:
-        """Force a folder's entries to the disk, where the system can (not on Windows)."""
-        if os.name == "nt":  # pragma: no cover
-            return
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def rename(self, source: Path, target: Path) -> None:
-        """Give a folder a name that nothing has."""
-        if os.path.lexists(target):
-            raise FileExistsError(f"{target} exists already")
-        source.rename(target)
-
-    def replace(self, source: Path, target: Path) -> None:
-        """Put a file in the place of another."""
-        source.replace(target)
-
-    def remove(self, path: Path) -> None:
-        """Delete a file or a link."""
-        path.unlink()
-
-    def remove_folder(self, path: Path) -> None:
-        """Delete an empty folder."""
-        path.rmdir()
-
-
-REAL = FileOperations()
-
-
-def partial_path(target: Path) -> Path:
-    """A fresh name beside ``target`` for writing what will become it."""
-    return target.with_name(f"{target.name}{_PARTIAL}{secrets.token_hex(4)}")
-
-
-def write_file(path: Path, data: bytes, *, operations: FileOperations = REAL) -> None:
-    """Write a new file and force it to the disk."""
-    with operations.create(path) as file:
-        operations.write(file, memoryview(data))
-        operations.sync(file)
-
-
-def remove_tree(path: Path, *, operations: FileOperations = REAL) -> None:
-    """Delete a folder and what it holds; links are deleted, never followed."""
-    for entry in sorted(path.iterdir()):
-        if entry.is_dir() and not entry.is_symlink():
-            remove_tree(entry, operations=operations)
-        else:
-            operations.remove(entry)
-    operations.remove_folder(path)
 
 
 # One checkpoint in a folder of checkpoints ------------------------------------------------------
@@ -193,7 +135,7 @@ def clean(root: Path, *, operations: FileOperations = REAL) -> list[Path]:
 
 
 def _is_remains(name: str) -> bool:
-    stem, partial, random = name.rpartition(_PARTIAL)
+    stem, partial, random = name.rpartition(PARTIAL)
     known = stem == LATEST_NAME or _STEP.fullmatch(stem)
     return bool(partial and known and re.fullmatch(r"[0-9a-z]{4,32}", random))
 
@@ -319,70 +261,3 @@ def _is_complete(folder: Path) -> bool:
     except CheckpointError:
         return False
     return True
-
-
-# Locks -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """Who holds a lock."""
-
-    pid: int
-    host: str
-    since: str
-
-
-@contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """Hold the only right to write into ``folder``; LockedError says who has it.
-
-    The system drops the lock when its holder dies, so a dead holder never blocks anyone.
-    """
-    path = folder / LOCK_NAME
-    if path.is_symlink():
-        raise RejectedError(path, "it is a link", remedy="remove it, locks are plain files")
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        if not _try_lock(descriptor):
-            raise LockedError(f"{folder} is being written by another process{_holder(descriptor)}")
-        since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since})
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, text.encode(), 0) if hasattr(os, "pwrite") else os.write(
-            descriptor, text.encode()
-        )
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _holder(descriptor: int) -> str:
-    with suppress(ValueError, KeyError, OSError, TypeError):
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        holder = Holder(**json.loads(os.read(descriptor, 1000)))
-        return f" ({holder.pid} on {holder.host}, since {holder.since})"
-    return ""
-
-
-if os.name == "nt":  # pragma: no cover
-    import msvcrt
-
-    def _try_lock(descriptor: int) -> bool:
-        os.lseek(descriptor, 1 << 20, os.SEEK_SET)  # beyond the text, so that others can read it
-        try:
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
-        except OSError:
-            return False
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        return True
-
-else:
-    import fcntl
-
-    def _try_lock(descriptor: int) -> bool:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True

@@ -6,23 +6,54 @@ To add a format, add one module to this folder with a module-level ``FORMAT``::
 
 ``detect(path)`` looks at names (and, where names don't settle it, at the first bytes) and never
 raises on foreign files; ``open(path)`` returns a :class:`~mds_ckpt.checkpoint.Checkpoint` with
-canonical names or raises :class:`~mds_ckpt.errors.RejectedError`. A format that can be written also
-gives ``write``. There is no list to extend: modules are found by looking into the folder. They are
-imported before numpy is needed, so they import it (and rich) inside functions.
+canonical names or raises :class:`~mds_ckpt.errors.RejectedError`. ``check`` finds what is missing
+or damaged; without it, verifying reads every tensor. There is no list to extend: modules are found
+by looking into the folder. They are imported before numpy is needed, so they import it (and rich)
+inside functions.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.errors import RejectedError, UnknownFormatError, UsageError
+from mds_ckpt.escape import printable
 
-__all__ = ["Format", "all_formats", "open_checkpoint"]
+__all__ = ["Format", "Problem", "all_formats", "open_checkpoint"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """Something that is wrong with a checkpoint."""
+
+    file: str
+    """Name of the file at fault."""
+    reason: str
+    tensor: str | None = None
+    """Canonical name of the tensor that it hurts, where that is known."""
+
+    def __str__(self) -> str:
+        where = f"{self.file}, tensor '{self.tensor}'" if self.tensor else self.file
+        return printable(f"{where}: {self.reason}", longest=2000)
+
+
+def read_every_tensor(checkpoint: Checkpoint, data: bool) -> Iterator[Problem]:  # noqa: FBT001
+    """The check of formats that have no better one: whether every tensor can be read."""
+    if not data:
+        return
+    for state, tensors in checkpoint.states.items():
+        for name, tensor in tensors.items():
+            try:
+                tensor.numpy()
+            except RejectedError as error:
+                what = name if state == "weight" else f"{name} ({state})"
+                file = Path(error.path).name
+                yield Problem(file=file, tensor=what, reason=error.reason)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +68,8 @@ class Format:
     """Whether a path looks like this format. Cheap; False for anything else, also for damage."""
     open: Callable[[Path], Checkpoint]
     """Open a path of this format."""
+    check: Callable[[Checkpoint, bool], Iterator[Problem]] = read_every_tensor
+    """What is wrong with an opened checkpoint; reads data only if the second argument is true."""
 
 
 def all_formats() -> Mapping[str, Format]:

@@ -12,16 +12,34 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mds_ckpt.box import Box, Range, coverage_fault, extents
-from mds_ckpt.commit import REAL, FileOperations, write_file
+from mds_ckpt.checkpoint import Checkpoint, LazyTensor, PiecedTensor, StoredPiece
+from mds_ckpt.commit import digest, find_latest, read_manifest, step_folders
 from mds_ckpt.dtype import ITEM_SIZES, dtype_name
-from mds_ckpt.manifest import FileRecord, ParameterRecord, PieceRecord, StateRecord
-from mds_ckpt.safetensors_file import SafetensorsWriter, TensorSpec
+from mds_ckpt.errors import RejectedError
+from mds_ckpt.file_operations import REAL, FileOperations, write_file
+from mds_ckpt.formats import Format, Problem
+from mds_ckpt.manifest import (
+    MANIFEST_NAME,
+    CheckpointManifest,
+    FileRecord,
+    ParameterRecord,
+    PieceRecord,
+    StateRecord,
+)
+from mds_ckpt.regular_file import RegularFile
+from mds_ckpt.safetensors_file import (
+    SafetensorsFile,
+    SafetensorsWriter,
+    StoredTensor,
+    TensorSpec,
+    WrittenFile,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -135,7 +153,7 @@ def _spec(piece: Piece, number: int) -> TensorSpec:
     return TensorSpec(f"{piece.parameter}/{piece.state}/{number}", dtype, expected)
 
 
-def _record(piece: Piece, spec: TensorSpec, name: str, written: Any) -> PieceRecord:
+def _record(piece: Piece, spec: TensorSpec, name: str, written: WrittenFile) -> PieceRecord:
     return PieceRecord(
         box=tuple((int(start), int(stop)) for start, stop in piece.box),
         flat=None if piece.flat is None else (int(piece.flat[0]), int(piece.flat[1])),
@@ -198,3 +216,121 @@ def add_file(
     """Write and fsync a small file beside the rank files, such as ``tokenizer.json``."""
     write_file(folder / name, data, operations=operations)
     return FileRecord(size=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+
+# Reading -----------------------------------------------------------------------------------------
+
+_SUFFIX = ".safetensors"
+
+
+def detect(path: Path) -> bool:
+    """Whether ``path`` is a checkpoint of ours, or a folder of them."""
+    return _is_step(path) or (path.is_dir() and any(map(_is_step, step_folders(path))))
+
+
+def _is_step(folder: Path) -> bool:
+    """A folder with our manifest, or with ranks' files and a manifest that may be damaged."""
+    manifest = folder / MANIFEST_NAME
+    if manifest.is_symlink() or not manifest.is_file():
+        return False
+    with manifest.open("rb") as file:
+        return b"mds-checkpoint" in file.read(4096) or any(folder.glob("rank-*.safetensors"))
+
+
+def open_mds(path: Path) -> Checkpoint:
+    """Open a checkpoint of ours; of a folder of checkpoints, the newest complete one."""
+    notes: list[str] = []
+    folder = path
+    if not (path / MANIFEST_NAME).exists():
+        latest = find_latest(path, digests=False)
+        reasons = [skipped.reason for skipped in latest.skipped]
+        if latest.folder is None:
+            raise RejectedError(
+                path,
+                f"it holds no complete checkpoint ({' '.join(reasons) or 'no step folder'})",
+                remedy="name the folder of checkpoints or one step folder",
+            )
+        notes = [f"passed over: {reason}" for reason in reasons]
+        folder = latest.folder
+    return _checkpoint(folder, read_manifest(folder), notes)
+
+
+def _checkpoint(folder: Path, manifest: CheckpointManifest, notes: list[str]) -> Checkpoint:
+    files = {name: SafetensorsFile(folder / name) for name in manifest.files}
+    states: dict[str, dict[str, LazyTensor]] = {"weight": {}}
+    for name, parameter in manifest.parameters.items():
+        for state, record in parameter.states.items():
+            pieces = [
+                StoredPiece(piece.box, piece.flat, _stored(files[piece.file], piece, record.dtype))
+                for piece in record.pieces
+            ]
+            states.setdefault(state, {})[name] = PiecedTensor(
+                name, parameter.shape, record.dtype, pieces=pieces
+            )
+    training = ("optimizer", "schedule", "rng", "data", "config")
+    return Checkpoint(
+        path=folder,
+        format="mds",
+        model=manifest.model,
+        states=states,
+        step=manifest.step,
+        counters=manifest.counters,
+        parallel=manifest.parallel,
+        training={
+            name: value for name in training if (value := getattr(manifest, name)) is not None
+        },
+        companions={name: folder / name for name in manifest.files if not name.endswith(_SUFFIX)},
+        origin=manifest.provenance.get("origin") or {},
+        notes=tuple(notes),
+        manifest=manifest,
+    )
+
+
+def _stored(file: SafetensorsFile, piece: PieceRecord, dtype: str) -> StoredTensor:
+    shape = extents(piece.box) if piece.flat is None else (piece.flat[1] - piece.flat[0],)
+    return StoredTensor(file, piece.key, dtype=dtype, shape=shape, checksum=piece.crc32c)
+
+
+def check(checkpoint: Checkpoint, data: bool) -> Iterator[Problem]:  # noqa: FBT001
+    """What is wrong with a checkpoint of ours: missing, truncated or changed files and tensors."""
+    manifest, folder = checkpoint.manifest, checkpoint.path
+    assert manifest is not None
+    for name, record in manifest.files.items():
+        fault = _file_fault(folder / name, record, data=data)
+        if fault is None:
+            continue
+        hurt = list(_hurt_tensors(folder, manifest, name)) if data else []
+        yield from hurt or [Problem(file=name, reason=fault)]
+    if data and not manifest.has_digest and manifest.producer["name"].startswith("mds-"):
+        yield Problem(file=MANIFEST_NAME, reason="it lost the digest of itself that it was given")
+
+
+def _file_fault(path: Path, record: FileRecord, *, data: bool) -> str | None:
+    try:
+        with RegularFile(path).open() as file:
+            if file.size != record.size:
+                return f"it has {file.size} bytes where the manifest says {record.size}"
+            if data and digest(file) != record.sha256:
+                return "its bytes don't have the digest that the manifest names"
+    except RejectedError as error:
+        return error.reason
+    return None
+
+
+def _hurt_tensors(folder: Path, manifest: CheckpointManifest, name: str) -> Iterator[Problem]:
+    """The tensors whose checksums a damaged file no longer matches."""
+    file = SafetensorsFile(folder / name)
+    for parameter, record in manifest.parameters.items():
+        for state, part in record.states.items():
+            for piece in part.pieces:
+                if piece.file != name:
+                    continue
+                try:
+                    _stored(file, piece, part.dtype).check()
+                except RejectedError as error:
+                    if error.tensor is None:
+                        return  # the header is damaged: the fault is the file's
+                    yield Problem(file=name, tensor=f"{parameter} ({state})", reason=error.reason)
+
+
+FORMAT = Format(name="mds", title="mds checkpoint", detect=detect, open=open_mds, check=check)

@@ -1,0 +1,89 @@
+"""Every way in which this package changes the disk, behind one small class.
+
+Tests put another in its place: one that fails, is killed, or forgets what was never forced to disk.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import BinaryIO
+
+PARTIAL = ".partial-"
+
+
+class FileOperations:
+    """Every way in which this package changes the disk. Tests replace it."""
+
+    def make_folder(self, path: Path) -> None:
+        """Create one folder; its parent exists, itself does not."""
+        path.mkdir()
+
+    def create(self, path: Path) -> BinaryIO:
+        """A new file for writing; refuses an existing one, also a dangling link."""
+        return path.open("xb", buffering=0)
+
+    def write(self, file: BinaryIO, data: memoryview) -> None:
+        """Write all of ``data``."""
+        done = 0
+        while done < len(data):
+            done += file.write(data[done : done + (64 << 20)]) or 0
+
+    def sync(self, file: BinaryIO) -> None:
+        """Force a file's bytes to the disk."""
+        file.flush()
+        os.fsync(file.fileno())
+
+    def sync_folder(self, path: Path) -> None:
+        """Force a folder's entries to the disk, where the system can (not on Windows)."""
+        if os.name == "nt":  # pragma: no cover
+            return
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give a folder a name that nothing has."""
+        if os.path.lexists(target):
+            raise FileExistsError(f"{target} exists already")
+        source.rename(target)
+
+    def replace(self, source: Path, target: Path) -> None:
+        """Put a file in the place of another."""
+        source.replace(target)
+
+    def remove(self, path: Path) -> None:
+        """Delete a file or a link."""
+        path.unlink()
+
+    def remove_folder(self, path: Path) -> None:
+        """Delete an empty folder."""
+        path.rmdir()
+
+
+REAL = FileOperations()
+
+
+def partial_path(target: Path) -> Path:
+    """A fresh name beside ``target`` for writing what will become it."""
+    return target.with_name(f"{target.name}{PARTIAL}{secrets.token_hex(4)}")
+
+
+def write_file(path: Path, data: bytes, *, operations: FileOperations = REAL) -> None:
+    """Write a new file and force it to the disk."""
+    with operations.create(path) as file:
+        operations.write(file, memoryview(data))
+        operations.sync(file)
+
+
+def remove_tree(path: Path, *, operations: FileOperations = REAL) -> None:
+    """Delete a folder and what it holds; links are deleted, never followed."""
+    for entry in sorted(path.iterdir()):
+        if entry.is_dir() and not entry.is_symlink():
+            remove_tree(entry, operations=operations)
+        else:
+            operations.remove(entry)
+    operations.remove_folder(path)
