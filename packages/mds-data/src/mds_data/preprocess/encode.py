@@ -1,0 +1,177 @@
+"""Turn a batch of raw records into token ids. Runs in worker processes; touches no file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mds_data.preprocess.inputs import InputFormat, Record
+from mds_data.preprocess.long_text import LONG, encode_long
+from mds_data.preprocess.records import (
+    Problem,
+    ProblemKind,
+    RecordError,
+    json_object,
+    member_text,
+    notes,
+    plain_text,
+)
+from mds_data.tokenizers.protocol import Tokenizer
+
+__all__ = ["Batch", "EncodedBatch", "EncodedDocuments", "Encoder"]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Records of one file that are encoded together."""
+
+    file: str
+    format: InputFormat
+    records: Sequence[Record]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedDocuments:
+    """Documents of one key, one after the other."""
+
+    tokens: NDArray[Any]
+    """[n] ids of all documents."""
+    lengths: NDArray[np.int64]
+    """[d] tokens of each, end-of-document token included."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedBatch:
+    """What became of a batch: documents by key, and the problems in the order of the lines."""
+
+    documents: dict[str, EncodedDocuments]
+    problems: Sequence[Problem]
+
+
+class Encoder:
+    """Encodes batches with one tokenizer."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        keys: Sequence[str],
+        append_eod: bool,
+        dtype: np.dtype[Any],
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._keys = tuple(keys)
+        self._end = [tokenizer.eod_id] if append_eod and tokenizer.eod_id is not None else []
+        self._dtype = dtype
+
+    def __call__(self, batch: Batch) -> EncodedBatch:
+        """Encode one batch."""
+        problems: list[Problem] = []
+        texts: dict[str, list[tuple[int, str]]] = {key: [] for key in self._keys}
+        for record in batch.records:
+            for key, text in self._read(record, batch=batch, problems=problems):
+                texts[key].append((record.line, text))
+        documents = {
+            key: self._encode(texts[key], file=batch.file, problems=problems) for key in self._keys
+        }
+        return EncodedBatch(documents, sorted(problems, key=lambda problem: problem.line))
+
+    def _read(
+        self, record: Record, *, batch: Batch, problems: list[Problem]
+    ) -> Iterable[tuple[str, str]]:
+        """Return the texts of one record by key, and note what is wrong or odd about it."""
+
+        def report(kind: ProblemKind, detail: str) -> None:
+            problems.append(Problem(batch.file, record.line, kind, detail))
+
+        if not record.data.strip():
+            report("empty", "an empty line")
+            return
+        try:
+            members = None if batch.format == "text" else json_object(record.data)
+        except RecordError as error:
+            report(error.kind, str(error))
+            return
+        escaped = b"\\u" in record.data
+        for key in self._keys:
+            try:
+                if members is None:
+                    text = plain_text(record.data)
+                else:
+                    text = member_text(members, key=key, escaped=escaped)
+            except RecordError as error:
+                report(error.kind, str(error))
+                continue
+            for kind, detail in notes(text):
+                report(kind, detail)
+            if text:
+                yield key, text
+            else:
+                report("empty", "an empty document")
+
+    def _encode(
+        self, texts: Sequence[tuple[int, str]], *, file: str, problems: list[Problem]
+    ) -> EncodedDocuments:
+        tokens = _Tokens(self._dtype)
+        short = iter(self._encode_short([text for _, text in texts if len(text) < LONG]))
+        for line, text in texts:
+            result = next(short) if len(text) < LONG else self._encode_huge(text)
+            if isinstance(result, str):
+                problems.append(Problem(file, line, "refused", result))
+            elif len(result) == 0:
+                problems.append(Problem(file, line, "empty", "no token in this text"))
+            else:
+                tokens.add(result, end=self._end)
+        return tokens.documents()
+
+    def _encode_short(self, texts: Sequence[str]) -> Sequence[list[int] | str]:
+        """Return the ids of each text, or the reason why there are none."""
+        try:
+            return self._tokenizer.encode_batch(texts)
+        except ValueError:
+            return [self._encode_one(text) for text in texts]  # One of them is to blame.
+
+    def _encode_one(self, text: str) -> list[int] | str:
+        try:
+            return self._tokenizer.encode_batch([text])[0]
+        except ValueError as error:
+            return str(error)
+
+    def _encode_huge(self, text: str) -> NDArray[Any] | str:
+        try:
+            return encode_long(text, tokenizer=self._tokenizer, dtype=self._dtype)
+        except ValueError as error:
+            return str(error)
+
+
+class _Tokens:
+    """Collects ids of documents; short ones in one list, which is cheaper than an array each."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self._dtype = dtype
+        self._ids: list[int] = []
+        self._parts: list[NDArray[Any]] = []
+        self._lengths: list[int] = []
+
+    def add(self, ids: list[int] | NDArray[Any], *, end: list[int]) -> None:
+        if isinstance(ids, list):
+            self._ids += ids
+        else:
+            self._close_list()
+            self._parts.append(ids)
+        self._ids += end
+        self._lengths.append(len(ids) + len(end))
+
+    def documents(self) -> EncodedDocuments:
+        self._close_list()
+        tokens = np.concatenate(self._parts) if self._parts else np.empty(0, self._dtype)
+        return EncodedDocuments(tokens, np.asarray(self._lengths, np.int64))
+
+    def _close_list(self) -> None:
+        if self._ids:
+            self._parts.append(np.asarray(self._ids, self._dtype))
+            self._ids = []

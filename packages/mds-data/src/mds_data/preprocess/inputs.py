@@ -1,0 +1,256 @@
+"""Find the input files and read raw records from them: JSON lines or text, plain or compressed.
+
+A line ends at LF and nowhere else (a CR before it is dropped with it), so that line numbers are
+those of `wc` and editors, whatever other break characters a text holds.
+"""
+
+from __future__ import annotations
+
+import bz2
+import glob
+import gzip
+import hashlib
+import importlib
+import io
+import lzma
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal, cast
+
+from mds_data.errors import DataError
+
+__all__ = [
+    "LONGEST_RECORD",
+    "InputError",
+    "InputFile",
+    "InputFormat",
+    "InputReader",
+    "Record",
+    "TextUnit",
+    "find_inputs",
+]
+
+InputFormat = Literal["jsonl", "text"]
+TextUnit = Literal["document", "paragraph", "line"]
+
+LONGEST_RECORD = 512 * 2**20
+"""Bytes; a longer line (or text file, read whole) is refused before it fills the memory."""
+_COMPRESSIONS = {".gz": "gz", ".bz2": "bz2", ".xz": "xz", ".lzma": "xz", ".zst": "zst"}
+_TEXT_SUFFIXES = frozenset({".txt", ".text", ".md", ".rst"})
+
+
+class InputError(DataError):
+    """An input can't be used; the message names file, line, reason and remedy."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputFile:
+    """One file to read, and how."""
+
+    path: Path
+    format: InputFormat
+    compression: str | None
+    size: int
+    """Bytes on disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The bytes of one JSON line or one text, and the line where it begins."""
+
+    line: int
+    data: bytes
+
+
+def find_inputs(
+    patterns: Sequence[str | Path], *, format: InputFormat | None = None
+) -> list[InputFile]:
+    """Return the files that paths and globs name, in the order given; a glob's files by name.
+
+    Args:
+        patterns: Paths, or globs such as ``data/*.jsonl.gz``.
+        format: How to read all of them; by each file's suffix when left out.
+
+    Raises:
+        FileNotFoundError: A path or a glob names no file.
+        InputError: A folder was named, or one file twice.
+    """
+    paths = [path for pattern in patterns for path in _matches(str(pattern))]
+    twice = next((path for path in paths if paths.count(path) > 1), None)
+    if twice is not None:
+        raise InputError(f"{twice} is named twice; its documents would stand in the store twice.")
+    return [_describe(path, format=format) for path in paths]
+
+
+def _matches(pattern: str) -> list[Path]:
+    path = Path(pattern)
+    if path.is_dir():
+        raise InputError(
+            f"{path} is a folder; name its files by a pattern, such as '{path}/*.jsonl'."
+        )
+    if path.exists():
+        return [path]
+    found = [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]  # noqa: PTH207 (pathlib has no absolute patterns)
+    files = [each for each in found if each.is_file()]
+    if not files:
+        what = "no file matches this pattern" if glob.has_magic(pattern) else "no such input file"
+        raise FileNotFoundError(f"{pattern}: {what}.")
+    return files
+
+
+def _describe(path: Path, *, format: InputFormat | None) -> InputFile:
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    compression = _COMPRESSIONS.get(suffixes[-1]) if suffixes else None
+    inner = suffixes[:-1] if compression else suffixes
+    by_suffix: InputFormat = "text" if inner and inner[-1] in _TEXT_SUFFIXES else "jsonl"
+    return InputFile(
+        path=path,
+        format=format or by_suffix,
+        compression=compression,
+        size=path.stat().st_size,
+    )
+
+
+class _CountedFile(io.RawIOBase):
+    """The file on disk; counts and hashes the bytes as they pass."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb", buffering=0)
+        self.digest = hashlib.sha256()
+        self.count = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._file.readinto(buffer) or 0
+        self.digest.update(memoryview(buffer)[:count])
+        self.count += count
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class InputReader:
+    """Reads the records of one file; knows how far it is, and at the end the file's digest."""
+
+    def __init__(self, file: InputFile, *, text_unit: TextUnit = "document") -> None:
+        self.file = file
+        self._text_unit = text_unit
+        self._counted = _CountedFile(file.path)
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of the file on disk that were read so far."""
+        return self._counted.count
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the bytes read so far; of the file once all records were read."""
+        return self._counted.digest.hexdigest()
+
+    def records(self) -> Iterator[Record]:
+        """Yield the records in order.
+
+        Raises:
+            InputError: The file is damaged, or holds a record too long to read.
+        """
+        with closing(self._counted):
+            stream = _decompressed(self._counted, self.file)
+            try:
+                yield from self._cut(stream)
+                while self._counted.read(2**20):
+                    pass  # Bytes after the end of a compressed stream belong to the file's digest.
+            except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+                raise InputError(
+                    f"{self.file.path} is damaged or cut: {error}. Copy the file again."
+                ) from error
+
+    def _cut(self, stream: IO[bytes]) -> Iterator[Record]:
+        lines = _numbered_lines(stream, self.file.path)
+        if self.file.format == "jsonl" or self._text_unit == "line":
+            return lines
+        if self._text_unit == "paragraph":
+            return _paragraphs(lines)
+        return _whole(stream, self.file.path)
+
+
+def _decompressed(raw: _CountedFile, file: InputFile) -> IO[bytes]:
+    buffered = io.BufferedReader(raw, buffer_size=2**18)
+    if file.compression == "gz":
+        # The module's own reader hands out small pieces; a second buffer makes its lines cheap.
+        return io.BufferedReader(cast("io.RawIOBase", gzip.GzipFile(fileobj=buffered)), 2**18)
+    if file.compression == "bz2":
+        return bz2.BZ2File(buffered)
+    if file.compression == "xz":
+        return lzma.LZMAFile(buffered)
+    if file.compression == "zst":
+        return _zstandard_opener(file.path)(buffered)
+    return buffered
+
+
+def _zstandard_opener(path: Path) -> Callable[[IO[bytes]], IO[bytes]]:
+    """Return what opens a zstd stream: Python 3.14's module, or a package that offers the same."""
+    for name, attribute in (
+        ("compression.zstd", "ZstdFile"),
+        ("backports.zstd", "ZstdFile"),
+        ("pyzstd", "ZstdFile"),
+    ):
+        try:
+            return cast(
+                "Callable[[IO[bytes]], IO[bytes]]",
+                getattr(importlib.import_module(name), attribute),
+            )
+        except ImportError:
+            continue
+    try:
+        reader = importlib.import_module("zstandard").ZstdDecompressor().stream_reader
+    except ImportError:
+        raise InputError(
+            f"{path} is compressed by zstd, which this Python can't read: pip install zstandard."
+        ) from None
+    return lambda raw: io.BufferedReader(reader(raw, read_across_frames=True), 2**18)
+
+
+def _numbered_lines(stream: IO[bytes], path: Path) -> Iterator[Record]:
+    number = 0
+    while line := stream.readline(LONGEST_RECORD + 1):
+        number += 1
+        if len(line) > LONGEST_RECORD:
+            raise InputError(
+                f"{path}, line {number}: the line is longer than {LONGEST_RECORD} bytes. "
+                f"Is this JSON lines?"
+            )
+        if number == 1:
+            line = line.removeprefix(b"\xef\xbb\xbf")  # The mark that some editors put first.
+        yield Record(number, line.removesuffix(b"\n").removesuffix(b"\r"))
+
+
+def _paragraphs(lines: Iterator[Record]) -> Iterator[Record]:
+    """Join lines up to the next blank one."""
+    block: list[bytes] = []
+    first = 1
+    for record in lines:
+        if record.data.strip():
+            first = first if block else record.line
+            block.append(record.data)
+        elif block:
+            yield Record(first, b"\n".join(block))
+            block = []
+    if block:
+        yield Record(first, b"\n".join(block))
+
+
+def _whole(stream: IO[bytes], path: Path) -> Iterator[Record]:
+    data = stream.read(LONGEST_RECORD + 1)
+    if len(data) > LONGEST_RECORD:
+        raise InputError(
+            f"{path} is longer than {LONGEST_RECORD} bytes, too much for one document; "
+            f"cut it by --text-unit paragraph or --text-unit line."
+        )
+    yield Record(1, data.removeprefix(b"\xef\xbb\xbf"))

@@ -1,0 +1,97 @@
+"""Map batches to results in worker processes: in order, with few in flight, and no orphans.
+
+The pool of `multiprocessing` reads its whole input ahead, which is how preprocessing used to fill
+the memory; here at most two batches a worker wait.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import wait
+from typing import Any, TypeVar
+
+__all__ = ["WorkerError", "map_in_order"]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class WorkerError(OSError):
+    """A worker process died."""
+
+
+def map_in_order(
+    items: Iterable[Item], *, make: Callable[[], Callable[[Item], Result]], workers: int
+) -> Iterator[Result]:
+    """Yield ``make()(item)`` for each item, in order.
+
+    Args:
+        items: Read only as far as the workers need.
+        make: Builds the function; called once in each worker, so it must be picklable.
+        workers: Processes; with 1 everything happens in this one.
+
+    Raises:
+        WorkerError: A worker died (it was killed, most likely for want of memory).
+    """
+    if workers <= 1:
+        yield from map(make(), items)
+        return
+    executor = ProcessPoolExecutor(
+        workers,
+        # A forked child would inherit the tokenizer's threads in whatever state they were.
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start_worker,
+        initargs=(make,),
+    )
+    try:
+        yield from _in_order(executor, items, most=2 * workers)
+    except BrokenProcessPool as error:
+        raise WorkerError(
+            "a worker process ended without an answer, most likely for want of memory; "
+            "use fewer workers."
+        ) from error
+    finally:
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _in_order(executor: ProcessPoolExecutor, items: Iterable[Item], *, most: int) -> Iterator[Any]:
+    waiting: deque[Future[Any]] = deque()
+    for item in items:
+        waiting.append(executor.submit(_work, item))
+        if len(waiting) >= most:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+class _Worker:
+    """The function of this worker process."""
+
+    function: Callable[[Any], Any]
+
+
+def _start_worker(make: Callable[[], Callable[[Any], Any]]) -> None:
+    # Ctrl-C reaches the whole group; the parent decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # One process is one core here; the tokenizer's own threads would only fight over it.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _Worker.function = staticmethod(make())
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+def _work(item: Any) -> Any:
+    return _Worker.function(item)
