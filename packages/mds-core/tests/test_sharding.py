@@ -86,9 +86,9 @@ def test_zero_ranges_of_all_ranks_cover_the_parameter_exactly_once(parts, data) 
         for start, stop in itertools.pairwise(cuts):
             for piece in flat_pieces(part, start, stop):
                 box = covered[box_slices(piece.box)]
-                flat = box.flatten()
-                flat[slice(*(piece.flat or (0, flat.numel())))] += 1
-                box.copy_(flat.view(box.shape))
+                count = torch.zeros(box.numel(), dtype=torch.int64)
+                count[slice(*(piece.flat or (0, box.numel())))] = 1
+                box += count.view(box.shape)
 
     assert torch.equal(covered, torch.ones_like(covered))
 

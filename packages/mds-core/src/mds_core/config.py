@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Literal, Self
 
-__all__ = ["Activation", "GPTConfig", "Normalization", "PositionEmbedding", "Recompute"]
+__all__ = ["Activation", "Execution", "GPTConfig", "Normalization", "PositionEmbedding"]
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "relu2", "silu", "swiglu", "geglu", "geglu_tanh"]
 Normalization = Literal["layernorm", "rmsnorm"]
 PositionEmbedding = Literal["learned", "rope", "none"]
 Recompute = Literal["none", "selective", "full"]
+AttentionKernel = Literal["auto", "fused", "math"]
 
 GATED: frozenset[str] = frozenset({"swiglu", "geglu", "geglu_tanh"})
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -24,7 +25,6 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     ),
     "normalization": ("layernorm", "rmsnorm"),
     "position_embedding": ("learned", "rope", "none"),
-    "recompute": ("none", "selective", "full"),
 }
 
 
@@ -71,10 +71,6 @@ class GPTConfig:
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
     init_std: float = 0.02
-    recompute: Recompute = "none"
-    """Activations computed again in the backward pass: none, the attention core, whole layers."""
-    recompute_every: int = 1
-    """With recompute "full": how many layers form one recomputed block."""
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -88,11 +84,7 @@ class GPTConfig:
 
     def _check_types(self) -> None:
         for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"{name} ({getattr(self, name)!r}) is unknown; choose one of "
-                    f"{', '.join(choices)}."
-                )
+            _check_choice(name, getattr(self, name), choices)
         for field in fields(self):
             value = getattr(self, field.name)
             if str(field.type).startswith("int") and value is not None:
@@ -231,6 +223,39 @@ class GPTConfig:
 
     def _norm_params(self) -> int:
         return self.hidden_size * (2 if self.normalization == "layernorm" else 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Execution:
+    """How a model computes. It changes speed and memory, never the result."""
+
+    sequence_parallel: bool = False
+    """Split the activations between the tensor-parallel layers by position (Megatron's)."""
+    recompute: Recompute = "none"
+    """What the backward pass computes again: nothing, the attention core, whole layers."""
+    recompute_layers: int = 1
+    """With ``full``: how many layers form one recomputed block."""
+    attention_kernel: AttentionKernel = "auto"
+    """``fused`` is torch's scaled_dot_product_attention, ``math`` plain steps that can drop."""
+
+    def __post_init__(self) -> None:
+        _check_choice("recompute", self.recompute, ("none", "selective", "full"))
+        _check_choice("attention_kernel", self.attention_kernel, ("auto", "fused", "math"))
+        _check_int("recompute_layers", self.recompute_layers)
+
+    def check(self, config: GPTConfig) -> None:
+        """Raise ValueError if ``config`` asks for what this way of computing cannot do."""
+        if self.attention_kernel == "fused" and config.attention_dropout > 0.0:
+            raise ValueError(
+                f'attention_kernel="fused" cannot drop attention weights, but attention_dropout '
+                f"is {config.attention_dropout}. Set attention_dropout=0, or "
+                f'attention_kernel="auto" or "math".'
+            )
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} ({value!r}) is unknown; choose one of {', '.join(choices)}.")
 
 
 def _check_int(name: str, value: object) -> None:

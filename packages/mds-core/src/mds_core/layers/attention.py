@@ -1,0 +1,262 @@
+"""Causal self-attention with grouped key/value heads, split by heads over tensor-parallel ranks.
+
+Shapes: ``b`` micro batch, ``s`` sequence, ``h`` hidden, ``n`` query heads and ``g`` key/value heads
+of this rank, ``d`` head dim, ``q`` and ``k`` positions of queries and keys.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from mds_core.config import Execution, GPTConfig
+from mds_core.groups import group_rank, group_size
+from mds_core.init import scaled_std
+from mds_core.layers.cache import KVCache
+from mds_core.layers.linear import ColumnParallelLinear, RowParallelLinear
+from mds_core.layers.norm import Norm
+from mds_core.layers.rope import Rotation, apply_rope
+from mds_core.rng import DropoutKey, dropout, keep_mask
+
+__all__ = ["Context", "SelfAttention", "attention_mask", "fused_attention", "math_attention"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Context:
+    """What all layers of one forward pass share.
+
+    Attributes:
+        rotation: Cosines and sines of the positions; None without rotary embedding.
+        mask: Which keys a query sees, [b or 1, 1, q, k] bool; None for plain causal attention.
+        dropout: Key of this micro batch's masks; None when nothing is dropped.
+        cache: Keys and values of earlier tokens; None in training.
+        rows: Positions of the sequence that this rank's residual stream holds.
+    """
+
+    rotation: Rotation | None
+    mask: Tensor | None
+    dropout: DropoutKey | None
+    cache: KVCache | None
+    rows: range
+
+
+def attention_mask(
+    queries: int,
+    *,
+    offset: int = 0,
+    window: int | None = None,
+    documents: Tensor | None = None,
+    device: torch.device | None = None,
+) -> Tensor | None:
+    """Say which keys each query sees; None where plain causal attention says it all.
+
+    Args:
+        queries: Number of query positions; keys are the ``offset`` positions before them and they.
+        offset: Keys that a cache already holds.
+        window: How many positions a query sees, itself included; all if None.
+        documents: [b, s] number of the document of each token; others' tokens are invisible.
+        device: Of the result.
+
+    Returns:
+        [b or 1, 1, q, k] bool, or None.
+    """
+    keys = queries + offset
+    if documents is None and (window is None or window >= keys) and (offset == 0 or queries == 1):
+        return None
+    row = torch.arange(offset, keys, device=device)[:, None]
+    column = torch.arange(keys, device=device)[None, :]
+    visible = column <= row
+    if window is not None:
+        visible = visible & (column > row - window)
+    visible = visible[None, None]
+    if documents is not None:
+        visible = visible & (documents[:, None, :, None] == documents[:, None, None, :])
+    return visible
+
+
+def fused_attention(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None) -> Tensor:
+    """Attend with the fastest kernel that torch has for the device; nothing can be dropped.
+
+    Args:
+        query: [b, n, q, d].
+        key: [b, g, k, d], n a multiple of g.
+        value: [b, g, k, d].
+        mask: [b or 1, 1, q, k] bool, True where a key is seen; None for causal attention.
+
+    Returns:
+        [b, n, q, d].
+    """
+    # A single query after a cache sees every key; for it "causal" would mean the first key only.
+    causal = mask is None and query.size(2) > 1
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=query.size(1) != key.size(1)
+    )
+
+
+def math_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None,
+    keep: Tensor | None = None,
+    probability: float = 0.0,
+) -> Tensor:
+    """Attend in plain steps, with dropout on the attention weights.
+
+    Args:
+        query: [b, n, q, d].
+        key: [b, g, k, d], n a multiple of g.
+        value: [b, g, k, d].
+        mask: [b or 1, 1, q, k] bool, True where a key is seen; None for causal attention.
+        keep: [b, n, q, k] bool, the weights that stay; all if None.
+        probability: Share of weights that ``keep`` drops.
+
+    Returns:
+        [b, n, q, d].
+    """
+    b, n, q, d = query.shape
+    g, k = key.shape[1:3]
+    if mask is None:
+        mask = torch.ones(q, k, dtype=torch.bool, device=query.device).tril(k - q)[None, None]
+    grouped = query.reshape(b, g, n // g, q, d)
+    scores = grouped @ key[:, :, None].mT / math.sqrt(d)  # [b, g, n / g, q, k]
+    scores = scores.view(b, n, q, k).masked_fill(~mask, -math.inf)
+    precision = torch.promote_types(scores.dtype, torch.float32)
+    weights = scores.softmax(dim=-1, dtype=precision).to(value.dtype)
+    if keep is not None:
+        weights = dropout(weights, keep, probability=probability)
+    return (weights.view(b, g, n // g, q, k) @ value[:, :, None]).reshape(b, n, q, d)
+
+
+class SelfAttention(nn.Module):
+    """Project to queries, keys and values, attend, project back.
+
+    The projection's rows are grouped by key/value head: its query heads, then key, then value.
+
+    Args:
+        config: Shape of the model.
+        layer: Global number of the layer.
+        tp: Ranks that share the heads; None for one.
+        execution: How to compute; with sequence parallelism inputs and outputs hold this rank's
+            positions only.
+        dtype: Of the parameters.
+        device: Of the parameters.
+    """
+
+    def __init__(
+        self,
+        config: GPTConfig,
+        *,
+        layer: int,
+        tp: ProcessGroup | None = None,
+        execution: Execution | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        execution = execution or Execution()
+        execution.check(config)
+        self.layer = layer
+        self.probability = config.attention_dropout
+        self.fused = execution.attention_kernel == "fused" or (
+            execution.attention_kernel == "auto" and config.attention_dropout == 0.0
+        )
+        self.recompute = execution.recompute == "selective"
+        self.kv_heads = config.kv_heads // group_size(tp)
+        self.channels = config.channels
+        self.queries_per_group = config.num_attention_heads // config.kv_heads
+        heads = self.kv_heads * self.queries_per_group
+        self.heads = range(group_rank(tp) * heads, (group_rank(tp) + 1) * heads)
+        """Global numbers of this rank's query heads."""
+        self.linear_qkv = ColumnParallelLinear(
+            config.hidden_size,
+            (config.num_attention_heads + 2 * config.kv_heads) * config.channels,
+            tp=tp,
+            bias=config.qkv_bias,
+            std=config.init_std,
+            sequence_parallel=execution.sequence_parallel,
+            dtype=dtype,
+            device=device,
+        )
+        self.linear_proj = RowParallelLinear(
+            config.num_attention_heads * config.channels,
+            config.hidden_size,
+            tp=tp,
+            bias=config.add_bias,
+            std=scaled_std(config.init_std, num_layers=config.num_layers),
+            sequence_parallel=execution.sequence_parallel,
+            dtype=dtype,
+            device=device,
+        )
+        self.q_layernorm = self.k_layernorm = None
+        if config.qk_norm:
+            # Each rank normalises its own heads with the one weight, so its gradients are partial.
+            self.q_layernorm, self.k_layernorm = (
+                Norm(
+                    config.channels,
+                    kind=config.normalization,
+                    epsilon=config.norm_epsilon,
+                    zero_centered=config.zero_centered_norm,
+                    partial_over=tp,
+                    dtype=dtype,
+                    device=device,
+                )
+                for _ in range(2)
+            )
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        """Map [b, s, h] to [b, s, h]; with sequence parallelism s is s / t outside."""
+        query, key, value = self._heads(self.linear_qkv(x))
+        if context.rotation is not None:
+            query, key = apply_rope(query, *context.rotation), apply_rope(key, *context.rotation)
+        if context.cache is not None:
+            key, value = context.cache.append(self.layer, key, value)
+        if self.recompute and torch.is_grad_enabled():
+            core = checkpoint(
+                self._attend,
+                query,
+                key,
+                value,
+                context,
+                use_reentrant=False,
+                preserve_rng_state=False,
+            )
+        else:
+            core = self._attend(query, key, value, context)
+        return self.linear_proj(core.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Take [b, s, g (n / g + 2) d] apart into [b, n, s, d] and twice [b, g, s, d]."""
+        per_group = self.queries_per_group
+        grouped = qkv.view(*qkv.shape[:2], self.kv_heads, per_group + 2, self.channels)
+        query = grouped[..., :per_group, :].flatten(2, 3).transpose(1, 2)
+        key, value = grouped[..., per_group:, :].unbind(3)
+        key, value = key.transpose(1, 2), value.transpose(1, 2)
+        if self.q_layernorm is not None and self.k_layernorm is not None:
+            query, key = self.q_layernorm(query), self.k_layernorm(key)
+        return query, key, value
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
+        if self.fused:
+            return fused_attention(query, key, value, mask=context.mask)
+        keep = None
+        if context.dropout is not None and self.probability > 0.0:
+            keep = keep_mask(
+                context.dropout,
+                layer=self.layer,
+                site="attention",
+                probability=self.probability,
+                heads=self.heads,
+                rows=range(query.size(2)),
+                columns=range(key.size(2)),
+            )
+        return math_attention(
+            query, key, value, mask=context.mask, keep=keep, probability=self.probability
+        )

@@ -1,0 +1,116 @@
+"""A token embedding whose vocabulary is split over tensor-parallel ranks.
+
+Shapes: ``b`` micro batch, ``s`` sequence, ``h`` hidden, ``t`` tensor-parallel size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.nn import functional as F
+
+from mds_core.collectives import reduce, reduce_scatter
+from mds_core.groups import group_rank, group_size
+from mds_core.parameter import Declaration, ParallelModule
+
+__all__ = ["VocabParallelEmbedding", "declare_vocabulary"]
+
+
+def declare_vocabulary(
+    vocab_size: int, hidden_size: int, *, padded_size: int, tp: ProcessGroup | None, std: float
+) -> Declaration:
+    """Declare the rows of a ``[v, h]`` table that this rank holds, padding after the true ones."""
+    rows = padded_size // group_size(tp)
+    start = min(group_rank(tp) * rows, vocab_size)
+    stop = min(group_rank(tp) * rows + rows, vocab_size)
+    return Declaration(
+        global_shape=(vocab_size, hidden_size),
+        dim=0,
+        ranges=((start, stop),) if stop > start else (),
+        padding=rows - (stop - start),
+        std=std,
+    )
+
+
+class VocabParallelEmbedding(ParallelModule):
+    """Look up token vectors; each rank holds a range of the vocabulary.
+
+    Args:
+        vocab_size: The true vocabulary.
+        hidden_size: Width of a vector.
+        padded_size: Rows over all ranks, a multiple of their number; rows past the vocabulary are
+            zero and never looked up.
+        tp: Ranks that share the table; None for one.
+        std: Standard deviation of the first values.
+        sequence_parallel: The output keeps this rank's positions only.
+        dtype: Of the table.
+        device: Of the table.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        padded_size: int | None = None,
+        tp: ProcessGroup | None = None,
+        std: float = 0.02,
+        sequence_parallel: bool = False,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        size = group_size(tp)
+        padded = padded_size or -(-vocab_size // size) * size
+        if padded % size or padded < vocab_size:
+            raise ValueError(
+                f"padded_size ({padded}) must be a multiple of the {size} tensor-parallel ranks "
+                f"and at least vocab_size ({vocab_size})."
+            )
+        self.vocab_size = vocab_size
+        self.tp = tp
+        self.sequence_parallel = sequence_parallel
+        self.start = group_rank(tp) * (padded // size)
+        """First token id of this rank's rows."""
+        declaration = declare_vocabulary(
+            vocab_size, hidden_size, padded_size=padded, tp=tp, std=std
+        )
+        self.weight = self.declare("weight", declaration, dtype=dtype, device=device)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the tokens' vectors.
+
+        Args:
+            tokens: [b, s] int64 ids.
+
+        Returns:
+            [b, s, h], or [b, s / t, h] with sequence parallelism.
+        """
+        check_tokens(tokens, vocab_size=self.vocab_size)
+        if self.tp is None:
+            return F.embedding(tokens, self.weight)
+        local = tokens - self.start
+        foreign = (local < 0) | (local >= self.weight.size(0))
+        vectors = F.embedding(local.masked_fill(foreign, 0), self.weight)
+        vectors = vectors.masked_fill(foreign.unsqueeze(-1), 0.0)
+        if self.sequence_parallel:
+            return reduce_scatter(vectors, group=self.tp, dim=1)
+        return reduce(vectors, group=self.tp)
+
+
+def check_tokens(tokens: Tensor, *, vocab_size: int) -> None:
+    """Refuse ids outside the vocabulary; a padding row would silently answer for them."""
+    if tokens.is_meta or not tokens.numel():
+        return
+    low, high = tokens.aminmax()
+    if tokens.device.type != "cpu":
+        inside = (low >= 0) & (high < vocab_size)
+        torch._assert_async(inside, "a token id is outside the vocabulary")
+        return
+    if int(low) < 0 or int(high) >= vocab_size:
+        raise ValueError(
+            f"token ids run from {int(low)} to {int(high)} but the vocabulary has the ids 0 to "
+            f"{vocab_size - 1}. Use the tokenizer that the model was built for, or raise "
+            f"vocab_size."
+        )

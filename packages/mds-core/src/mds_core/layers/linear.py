@@ -1,0 +1,143 @@
+"""Linear layers whose weight is split over tensor-parallel ranks.
+
+Shapes: ``b`` micro batch, ``s`` sequence, ``t`` tensor-parallel size. With sequence parallelism the
+tensors outside a column/row pair hold ``s / t`` positions.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.nn import functional as F
+
+from mds_core.collectives import copy, gather_partial, reduce, reduce_scatter
+from mds_core.groups import group_rank, group_size
+from mds_core.parameter import Declaration, ParallelModule, split_evenly
+
+__all__ = ["ColumnParallelLinear", "RowParallelLinear"]
+
+_SEQUENCE = 1  # dimension of the positions in [b, s, ...]
+
+
+class ColumnParallelLinear(ParallelModule):
+    """``y = x W^T + b`` with the outputs split: each rank computes its own columns of y.
+
+    Args:
+        in_features: Width of the input.
+        out_features: Width of the output over all ranks.
+        tp: Ranks that share the layer; None for one.
+        bias: Whether to add a bias.
+        std: Standard deviation of the first weights.
+        blocks: Equal blocks that make up the output ([gate; up] has two); every rank holds its
+            slice of each.
+        sequence_parallel: The input holds this rank's positions only and is gathered first.
+        dtype: Of the parameters.
+        device: Of the parameters.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        tp: ProcessGroup | None = None,
+        bias: bool = True,
+        std: float = 0.02,
+        blocks: int = 1,
+        sequence_parallel: bool = False,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.tp = tp
+        self.sequence_parallel = sequence_parallel
+        rank, size = group_rank(tp), group_size(tp)
+        ranges = split_evenly(out_features, rank=rank, size=size, blocks=blocks)
+        weight = Declaration(
+            global_shape=(out_features, in_features), dim=0, ranges=ranges, std=std
+        )
+        self.weight = self.declare("weight", weight, dtype=dtype, device=device)
+        self.bias: nn.Parameter | None
+        if bias:
+            declaration = Declaration(global_shape=(out_features,), dim=0, ranges=ranges)
+            self.bias = self.declare("bias", declaration, dtype=dtype, device=device)
+        else:
+            self.register_parameter("bias", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return this rank's columns.
+
+        Args:
+            x: [b, s, in], or [b, s / t, in] with sequence parallelism.
+
+        Returns:
+            [b, s, out / t].
+        """
+        if self.sequence_parallel:
+            x = gather_partial(x, group=self.tp, dim=_SEQUENCE)
+        else:
+            x = copy(x, group=self.tp)
+        return F.linear(x, self.weight, self.bias)
+
+
+class RowParallelLinear(ParallelModule):
+    """``y = x W^T + b`` with the inputs split: the ranks' products are summed.
+
+    Args:
+        in_features: Width of the input over all ranks.
+        out_features: Width of the output.
+        tp: Ranks that share the layer; None for one.
+        bias: Whether to add a bias; it is added once, after the sum.
+        std: Standard deviation of the first weights.
+        sequence_parallel: The output keeps this rank's positions only.
+        dtype: Of the parameters.
+        device: Of the parameters.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        tp: ProcessGroup | None = None,
+        bias: bool = True,
+        std: float = 0.02,
+        sequence_parallel: bool = False,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.tp = tp
+        self.sequence_parallel = sequence_parallel
+        ranges = split_evenly(in_features, rank=group_rank(tp), size=group_size(tp))
+        weight = Declaration(
+            global_shape=(out_features, in_features), dim=1, ranges=ranges, std=std
+        )
+        self.weight = self.declare("weight", weight, dtype=dtype, device=device)
+        self.bias: nn.Parameter | None
+        if bias:
+            declaration = Declaration(global_shape=(out_features,))
+            self.bias = self.declare("bias", declaration, dtype=dtype, device=device)
+        else:
+            self.register_parameter("bias", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the sum over the ranks.
+
+        Args:
+            x: [b, s, in / t], this rank's slice.
+
+        Returns:
+            [b, s, out], or [b, s / t, out] with sequence parallelism.
+        """
+        if self.tp is None:
+            return F.linear(x, self.weight, self.bias)
+        y = F.linear(x, self.weight)
+        bias = self.bias
+        if not self.sequence_parallel:
+            y = reduce(y, group=self.tp)
+            return y if bias is None else y + bias
+        y = reduce_scatter(y, group=self.tp, dim=_SEQUENCE)
+        # Each rank adds the bias to its own positions, so its gradient is a partial sum.
+        return y if bias is None else y + copy(bias, group=self.tp)

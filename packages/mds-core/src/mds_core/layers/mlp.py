@@ -1,0 +1,95 @@
+"""The feed-forward half of a layer, plain or gated, split over tensor-parallel ranks.
+
+Shapes: ``b`` micro batch, ``s`` sequence, ``h`` hidden, ``f`` MLP width, ``t`` tensor-parallel
+size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.nn import functional as F
+
+from mds_core.config import GPTConfig
+from mds_core.init import scaled_std
+from mds_core.layers.linear import ColumnParallelLinear, RowParallelLinear
+
+__all__ = ["MLP"]
+
+
+def _relu_squared(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        "gelu": F.gelu,
+        "gelu_tanh": partial(F.gelu, approximate="tanh"),
+        "relu": F.relu,
+        "relu2": _relu_squared,
+        "silu": F.silu,
+        "swiglu": F.silu,
+        "geglu": F.gelu,
+        "geglu_tanh": partial(F.gelu, approximate="tanh"),
+    }
+)
+
+
+class MLP(nn.Module):
+    """Widen, activate, narrow. A gated one multiplies the activated gate with the up projection.
+
+    Args:
+        config: Shape of the model.
+        tp: Ranks that share the layer; None for one.
+        sequence_parallel: Inputs and outputs hold this rank's positions only.
+        dtype: Of the parameters.
+        device: Of the parameters.
+    """
+
+    def __init__(
+        self,
+        config: GPTConfig,
+        *,
+        tp: ProcessGroup | None = None,
+        sequence_parallel: bool = False,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.activation = _ACTIVATIONS[config.activation]
+        self.gated = config.gated
+        blocks = 2 if config.gated else 1
+        self.linear_fc1 = ColumnParallelLinear(
+            config.hidden_size,
+            blocks * config.ffn_width,
+            tp=tp,
+            bias=config.add_bias,
+            std=config.init_std,
+            blocks=blocks,
+            sequence_parallel=sequence_parallel,
+            dtype=dtype,
+            device=device,
+        )
+        self.linear_fc2 = RowParallelLinear(
+            config.ffn_width,
+            config.hidden_size,
+            tp=tp,
+            bias=config.add_bias,
+            std=scaled_std(config.init_std, num_layers=config.num_layers),
+            sequence_parallel=sequence_parallel,
+            dtype=dtype,
+            device=device,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [b, s, h] to [b, s, h]; with sequence parallelism s is s / t outside."""
+        wide = self.linear_fc1(x)  # [b, s, f / t], or [b, s, 2 f / t]: gate and up
+        if not self.gated:
+            return self.linear_fc2(self.activation(wide))  # type: ignore[no-any-return]
+        gate, up = wide.chunk(2, dim=-1)
+        return self.linear_fc2(self.activation(gate) * up)  # type: ignore[no-any-return]

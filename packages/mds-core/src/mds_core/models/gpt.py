@@ -1,0 +1,444 @@
+"""GPT: a decoder-only transformer; GPT-2, Llama, Mistral and Qwen kinds by configuration.
+
+What is notable here:
+
+- parameter names are the canonical ones of the checkpoint format (Megatron-core's);
+- every rank computes its slice of the start values, equal for any layout;
+- the loss never holds the logits as a whole, and padded vocabulary rows take no part in it;
+- dropout masks are a function of sample and position, so recomputation and layouts change nothing.
+
+Shapes: ``b`` micro batch, ``s`` sequence, ``h`` hidden, ``v`` vocabulary, ``t`` tensor-parallel
+size. With sequence parallelism the residual stream holds ``s / t`` positions.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from mds_core.collectives import copy, gather, gather_partial
+from mds_core.config import Execution, GPTConfig
+from mds_core.groups import ProcessGroups, group_rank, group_size
+from mds_core.layers.attention import Context, SelfAttention, attention_mask
+from mds_core.layers.cache import KVCache
+from mds_core.layers.embedding import VocabParallelEmbedding, declare_vocabulary
+from mds_core.layers.mlp import MLP
+from mds_core.layers.norm import Norm
+from mds_core.layers.rope import rotation
+from mds_core.parameter import Declaration, ParallelModule, initialize, parameter_shards
+from mds_core.rng import DropoutKey, Site, dropout, keep_mask
+from mds_core.sharding import ParameterShard
+from mds_kernels import linear_cross_entropy
+
+__all__ = ["GPT", "GPTLoss"]
+
+
+class GPTLoss(NamedTuple):
+    """What a forward pass with labels gives."""
+
+    loss_sum: Tensor
+    """Scalar, the masked sum of the tokens' losses, differentiable; fp32, or float64."""
+    losses: Tensor
+    """[b, s] losses of the tokens, not masked, detached."""
+
+
+class _Build(NamedTuple):
+    """What every part of the model is built from."""
+
+    config: GPTConfig
+    tp: ProcessGroup | None
+    execution: Execution
+    dtype: torch.dtype
+    device: torch.device | str | None
+
+    def norm(self) -> Norm:
+        return Norm(
+            self.config.hidden_size,
+            kind=self.config.normalization,
+            epsilon=self.config.norm_epsilon,
+            zero_centered=self.config.zero_centered_norm,
+            partial_over=self.tp if self.execution.sequence_parallel else None,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+
+class Positions(ParallelModule):
+    """A learned vector for each position.
+
+    Args:
+        count: Positions.
+        hidden_size: Width of a vector.
+        std: Standard deviation of the first values.
+        partial_over: Ranks that each look up their own positions.
+        dtype: Of the table.
+        device: Of the table.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        hidden_size: int,
+        *,
+        std: float,
+        partial_over: ProcessGroup | None,
+        dtype: torch.dtype,
+        device: torch.device | str | None,
+    ) -> None:
+        super().__init__()
+        self.partial_over = partial_over
+        declaration = Declaration(global_shape=(count, hidden_size), std=std)
+        self.weight = self.declare("weight", declaration, dtype=dtype, device=device)
+
+    def forward(self, position_ids: Tensor) -> Tensor:
+        """Return [b or 1, s, h] for position_ids [b or 1, s]."""
+        return F.embedding(position_ids, copy(self.weight, group=self.partial_over))
+
+
+class Embedding(nn.Module):
+    """Token vectors plus, where they are learned, position vectors."""
+
+    def __init__(self, build: _Build) -> None:
+        super().__init__()
+        config = build.config
+        self.probability = config.hidden_dropout
+        self.word_embeddings = VocabParallelEmbedding(
+            config.vocab_size,
+            config.hidden_size,
+            padded_size=config.padded_vocab_size(group_size(build.tp)),
+            tp=build.tp,
+            std=config.init_std,
+            sequence_parallel=build.execution.sequence_parallel,
+            dtype=build.dtype,
+            device=build.device,
+        )
+        self.position_embeddings = None
+        if config.position_embedding == "learned":
+            self.position_embeddings = Positions(
+                config.max_position_embeddings,
+                config.hidden_size,
+                std=config.init_std,
+                partial_over=build.tp if build.execution.sequence_parallel else None,
+                dtype=build.dtype,
+                device=build.device,
+            )
+
+    def forward(self, tokens: Tensor, position_ids: Tensor, context: Context) -> Tensor:
+        """Map tokens [b, s] to [b, s, h], with sequence parallelism to [b, s / t, h]."""
+        hidden: Tensor = self.word_embeddings(tokens)
+        if self.position_embeddings is not None:
+            own = position_ids[:, : context.rows.stop][:, -len(context.rows) :]
+            hidden = hidden + self.position_embeddings(own)
+        return _drop(hidden, context, layer=0, site="embedding", probability=self.probability)
+
+
+class TransformerLayer(nn.Module):
+    """Attention and MLP, each normalised before and added to the residual stream after."""
+
+    def __init__(self, build: _Build, *, layer: int) -> None:
+        super().__init__()
+        config = build.config
+        self.layer = layer
+        self.probability = config.hidden_dropout
+        self.input_layernorm = build.norm()
+        self.self_attention = SelfAttention(
+            config,
+            layer=layer,
+            tp=build.tp,
+            execution=build.execution,
+            dtype=build.dtype,
+            device=build.device,
+        )
+        self.pre_mlp_layernorm = build.norm()
+        self.mlp = MLP(
+            config,
+            tp=build.tp,
+            sequence_parallel=build.execution.sequence_parallel,
+            dtype=build.dtype,
+            device=build.device,
+        )
+
+    def forward(self, hidden: Tensor, context: Context) -> Tensor:
+        """Map [b, s, h] to [b, s, h]."""
+        attended = self.self_attention(self.input_layernorm(hidden), context)
+        hidden = hidden + self._drop(attended, context, site="attention_output")
+        widened = self.mlp(self.pre_mlp_layernorm(hidden))
+        return hidden + self._drop(widened, context, site="mlp_output")
+
+    def _drop(self, x: Tensor, context: Context, *, site: Site) -> Tensor:
+        return _drop(x, context, layer=self.layer, site=site, probability=self.probability)
+
+
+class Decoder(nn.Module):
+    """The layers, keyed by their global number, and the norm after the last."""
+
+    def __init__(self, build: _Build, *, layers: range, final: bool) -> None:
+        super().__init__()
+        self.execution = build.execution
+        self.layers = nn.ModuleDict(
+            {str(layer): TransformerLayer(build, layer=layer) for layer in layers}
+        )
+        self.final_layernorm = build.norm() if final else None
+
+    def forward(self, hidden: Tensor, context: Context) -> Tensor:
+        """Map [b, s, h] to [b, s, h]."""
+        layers = list(self.layers.values())
+        if self.execution.recompute == "full" and torch.is_grad_enabled():
+            step = self.execution.recompute_layers
+            for first in range(0, len(layers), step):
+                hidden = _recomputed(layers[first : first + step], hidden, context)
+        else:
+            for layer in layers:
+                hidden = layer(hidden, context)
+        return hidden if self.final_layernorm is None else self.final_layernorm(hidden)
+
+
+class OutputLayer(ParallelModule):
+    """The untied head's weight [v / t, h]; its product is part of the loss."""
+
+    def __init__(self, build: _Build) -> None:
+        super().__init__()
+        config = build.config
+        declaration = declare_vocabulary(
+            config.vocab_size,
+            config.hidden_size,
+            padded_size=config.padded_vocab_size(group_size(build.tp)),
+            tp=build.tp,
+            std=config.init_std,
+        )
+        self.weight = self.declare("weight", declaration, dtype=build.dtype, device=build.device)
+
+
+class GPT(nn.Module):
+    """A decoder-only transformer on this rank's share of a layout.
+
+    Args:
+        config: Shape of the model.
+        groups: The ranks that share it.
+        seed: From which the start values follow, together with the parameters' names.
+        dtype: Of the parameters.
+        device: Of the parameters; on ``"meta"`` nothing is allocated or initialised.
+        execution: How to compute.
+
+    Raises:
+        ValueError: The layout does not divide the model, or two settings exclude each other.
+    """
+
+    def __init__(
+        self,
+        config: GPTConfig,
+        groups: ProcessGroups,
+        *,
+        seed: int = 1234,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        execution: Execution | None = None,
+    ) -> None:
+        super().__init__()
+        execution = execution or Execution()
+        execution.check(config)
+        config.check_tp(groups.tp_size)
+        self.config, self.groups, self.seed = config, groups, seed
+        self.sequence_parallel = execution.sequence_parallel and groups.tp is not None
+        build = _Build(config, groups.tp, execution, dtype, device)
+        self.embedding = Embedding(build)
+        self.decoder = Decoder(build, layers=range(config.num_layers), final=True)
+        self.output_layer = None if config.tie_embeddings else OutputLayer(build)
+        if torch.device(device or "cpu").type != "meta":
+            self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Write the start values; after ``to_empty`` this makes a meta model real."""
+        initialize(self, seed=self.seed)
+
+    def parameter_shards(self) -> dict[str, ParameterShard]:
+        """What this rank holds of each parameter, by canonical name."""
+        return parameter_shards(self)
+
+    def new_cache(self, batch_size: int, *, max_length: int) -> KVCache:
+        """An empty cache for generating ``batch_size`` sequences of at most ``max_length``."""
+        weight = self.embedding.word_embeddings.weight
+        return KVCache(
+            batch_size,
+            max_length=max_length,
+            kv_heads=self.config.kv_heads // self.groups.tp_size,
+            channels=self.config.channels,
+            dtype=weight.dtype,
+            device=weight.device,
+        )
+
+    def forward(
+        self,
+        tokens: Tensor,
+        labels: Tensor | None = None,
+        *,
+        loss_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        dropout_key: DropoutKey | None = None,
+        cumulative_lengths: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor | GPTLoss:
+        """Return the loss if there are labels, else the logits.
+
+        Args:
+            tokens: [b, s] int64 ids.
+            labels: [b, s] int64 ids of the next tokens.
+            loss_mask: [b, s] weight of each token's loss; ones if None.
+            position_ids: [b, s] int64; counted from 0 (from the cache's length) if None.
+            dropout_key: Needed in training mode if the model has dropout.
+            cumulative_lengths: [documents + 1] bounds of the documents in the flattened batch, from
+                0 to b s; tokens of other documents are then invisible.
+            cache: Earlier tokens' keys and values; it grows by these tokens.
+
+        Returns:
+            A `GPTLoss`, or logits [b, s, v] of the true vocabulary on every rank.
+        """
+        offset = 0 if cache is None else cache.length
+        if position_ids is None:
+            stop = offset + tokens.size(1)
+            position_ids = torch.arange(offset, stop, device=tokens.device)[None]
+        self._check_positions(position_ids)
+        context = self._context(tokens, position_ids, dropout_key, cumulative_lengths, cache)
+        hidden = self.embedding(tokens, position_ids, context)
+        hidden = self.decoder(hidden, context)
+        if cache is not None:
+            cache.advance(tokens.size(1))
+        if labels is None:
+            return self._logits(hidden)
+        return self._loss(hidden, labels, loss_mask)
+
+    def _context(
+        self,
+        tokens: Tensor,
+        position_ids: Tensor,
+        dropout_key: DropoutKey | None,
+        cumulative_lengths: Tensor | None,
+        cache: KVCache | None,
+    ) -> Context:
+        config, length = self.config, tokens.size(1)
+        turn = None
+        if config.position_embedding == "rope":
+            turn = rotation(
+                position_ids,
+                channels=config.rope_channels,
+                theta=config.rope_theta,
+                dtype=self.embedding.word_embeddings.weight.dtype,
+            )
+        mask = attention_mask(
+            length,
+            offset=0 if cache is None else cache.length,
+            window=config.sliding_window,
+            documents=_documents(cumulative_lengths, tokens),
+            device=tokens.device,
+        )
+        return Context(
+            rotation=turn,
+            mask=mask,
+            dropout=self._dropout(dropout_key),
+            cache=cache,
+            rows=self._rows(length),
+        )
+
+    def _dropout(self, key: DropoutKey | None) -> DropoutKey | None:
+        """The key if anything is dropped now."""
+        if not self.training or not (self.config.hidden_dropout or self.config.attention_dropout):
+            return None
+        if key is None:
+            raise ValueError(
+                f"the model trains with dropout (hidden {self.config.hidden_dropout}, attention "
+                f"{self.config.attention_dropout}), so forward needs a dropout_key with the seed "
+                f"and the samples' numbers. Pass one, or call eval()."
+            )
+        return key
+
+    def _rows(self, length: int) -> range:
+        """Positions of the residual stream that this rank holds."""
+        if not self.sequence_parallel:
+            return range(length)
+        if length % self.groups.tp_size:
+            raise ValueError(
+                f"the sequence length ({length}) is not a multiple of tp_size "
+                f"({self.groups.tp_size}), which sequence_parallel needs. Pad the sequence or "
+                f"switch sequence_parallel off."
+            )
+        share = length // self.groups.tp_size
+        first = group_rank(self.groups.tp) * share
+        return range(first, first + share)
+
+    def _check_positions(self, position_ids: Tensor) -> None:
+        limit = self.config.max_position_embeddings
+        if self.config.position_embedding != "learned" or position_ids.device.type != "cpu":
+            return
+        if position_ids.numel() and int(position_ids.max()) >= limit:
+            raise ValueError(
+                f"position {int(position_ids.max())} has no vector: max_position_embeddings is "
+                f"{limit}. Shorten the sequence or build the model with more positions."
+            )
+
+    def _head(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The hidden states as the head uses them, [b, s, h], and its weight [v / t, h]."""
+        tied = self.embedding.word_embeddings.weight
+        weight = tied if self.output_layer is None else self.output_layer.weight
+        if self.sequence_parallel:
+            return gather_partial(hidden, group=self.groups.tp, dim=1), weight
+        return copy(hidden, group=self.groups.tp), weight
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        hidden, weight = self._head(hidden)
+        logits = gather(F.linear(hidden, weight), group=self.groups.tp, dim=-1)
+        return logits[..., : self.config.vocab_size]
+
+    def _loss(self, hidden: Tensor, labels: Tensor, loss_mask: Tensor | None) -> GPTLoss:
+        hidden, weight = self._head(hidden)
+        loss_sum, losses = linear_cross_entropy(
+            hidden.flatten(0, 1),
+            weight,
+            labels.flatten(),
+            loss_weights=None if loss_mask is None else loss_mask.flatten(),
+            vocab_start=self.embedding.word_embeddings.start,
+            vocab_size=self.config.vocab_size,
+            group=self.groups.tp,
+        )
+        return GPTLoss(loss_sum, losses.view_as(labels))
+
+
+def _recomputed(layers: list[nn.Module], hidden: Tensor, context: Context) -> Tensor:
+    """Run ``layers`` keeping their input only; the backward pass runs them again."""
+
+    def run(x: Tensor) -> Tensor:
+        for layer in layers:
+            x = layer(x, context)
+        return x
+
+    # Masks are functions of sample and position: there is no generator state to preserve.
+    return checkpoint(run, hidden, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
+
+
+def _documents(cumulative_lengths: Tensor | None, tokens: Tensor) -> Tensor | None:
+    """Number of the document that each token belongs to, [b, s]."""
+    if cumulative_lengths is None:
+        return None
+    place = torch.arange(tokens.numel(), device=tokens.device)
+    bounds = cumulative_lengths.to(device=tokens.device, dtype=torch.int64)
+    return torch.searchsorted(bounds, place, right=True).view_as(tokens)
+
+
+def _drop(x: Tensor, context: Context, *, layer: int, site: Site, probability: float) -> Tensor:
+    """Drop parts of the residual stream's input [b, s, h]."""
+    if context.dropout is None or probability == 0.0:
+        return x
+    keep = keep_mask(
+        context.dropout,
+        layer=layer,
+        site=site,
+        probability=probability,
+        heads=range(1),
+        rows=context.rows,
+        columns=range(x.size(-1)),
+    )
+    return dropout(x, keep[:, 0], probability=probability)

@@ -1,0 +1,168 @@
+"""Small models and training runs for parity tests, imported by the tests and their ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from mds_core import collectives
+from mds_core.config import Execution, GPTConfig
+from mds_core.groups import Layout, ProcessGroups
+from mds_core.models import GPT
+from mds_core.rng import DropoutKey
+from mds_core.sharding import merge
+
+GPT2 = GPTConfig(
+    num_layers=2,
+    hidden_size=32,
+    num_attention_heads=4,
+    vocab_size=96,
+    max_position_embeddings=16,
+    make_vocab_size_divisible_by=8,
+    activation="gelu_tanh",
+)
+"""Learned positions, biases, tied head."""
+
+LLAMA_GQA = GPTConfig(
+    num_layers=2,
+    hidden_size=32,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    ffn_hidden_size=48,
+    vocab_size=97,
+    max_position_embeddings=16,
+    make_vocab_size_divisible_by=16,
+    position_embedding="rope",
+    activation="swiglu",
+    normalization="rmsnorm",
+    add_bias=False,
+    tie_embeddings=False,
+)
+"""Rotary positions, no bias, untied head, an odd vocabulary that needs padding."""
+
+QWEN3 = GPTConfig(
+    num_layers=2,
+    hidden_size=32,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=12,
+    ffn_hidden_size=48,
+    vocab_size=97,
+    max_position_embeddings=16,
+    make_vocab_size_divisible_by=4,
+    position_embedding="rope",
+    activation="geglu",
+    normalization="rmsnorm",
+    add_bias=False,
+    add_qkv_bias=True,
+    qk_norm=True,
+    sliding_window=5,
+)
+"""Normalised heads of their own width, a query/key/value bias, a sliding window, a tied head."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One training run."""
+
+    config: GPTConfig
+    dtype: torch.dtype = torch.float64
+    execution: Execution = field(default_factory=Execution)
+    steps: int = 3
+    std_factor: float = 5.0
+    """Start from larger values than usual: a barely trained model hides mistakes."""
+    broken: str | None = None
+    """Name of a collective whose communication in the backward pass is left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """Global losses, gradients and parameters after every step."""
+
+    losses: list[float]
+    gradients: list[dict[str, torch.Tensor]]
+    parameters: list[dict[str, torch.Tensor]]
+
+
+def batch(config: GPTConfig, step: int) -> tuple[torch.Tensor, ...]:
+    """Tokens, labels and loss mask [3, 16] of a step."""
+    generator = torch.Generator().manual_seed(100 + step)
+    window = torch.randint(0, config.vocab_size, (3, 17), generator=generator)
+    mask = (torch.rand(3, 16, generator=generator) > 0.2).double()
+    return window[:, :-1], window[:, 1:], mask
+
+
+def build(cell: Cell, groups: ProcessGroups) -> GPT:
+    model = GPT(cell.config, groups, seed=7, dtype=cell.dtype, execution=cell.execution)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(cell.std_factor if parameter.dim() > 1 else 1.0)
+    return model
+
+
+def train(cell: Cell, layout: Layout) -> Trace:
+    """Three plain AdamW steps; every rank returns the same global trace."""
+    groups = ProcessGroups.build(layout)
+    if cell.broken is None:
+        return _train(cell, groups)
+    with mock.patch.object(getattr(collectives, cell.broken), "backward", _no_communication):
+        return _train(cell, groups)
+
+
+def train_all(cells: dict[str, Cell], layout: Layout) -> dict[str, Trace]:
+    """Several runs in the same processes."""
+    return {name: train(cell, layout) for name, cell in cells.items()}
+
+
+def _no_communication(ctx, grad):
+    del ctx
+    return grad, None
+
+
+def _train(cell: Cell, groups: ProcessGroups) -> Trace:
+    model = build(cell, groups)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+    trace = Trace(losses=[], gradients=[], parameters=[])
+    for step in range(cell.steps):
+        tokens, labels, mask = batch(cell.config, step)
+        key = DropoutKey(seed=5, samples=torch.arange(3) + 3 * step)
+        result = model(tokens, labels, loss_mask=mask, dropout_key=key)
+        loss = result.loss_sum / mask.sum()
+        optimizer.zero_grad()
+        loss.backward()
+        gradients = {name: p.grad for name, p in model.named_parameters()}
+        trace.losses.append(loss.item())
+        trace.gradients.append(whole(model, gradients, check_replicas=cell.broken is None))
+        optimizer.step()
+        trace.parameters.append(
+            whole(
+                model,
+                dict(model.named_parameters()),
+                check_replicas=cell.broken is None,
+            )
+        )
+    return trace
+
+
+@torch.no_grad()
+def whole(
+    model: GPT, tensors: dict[str, torch.Tensor], *, check_replicas: bool = True
+) -> dict[str, torch.Tensor]:
+    """Join the tensor-parallel ranks' tensors; replicas must agree to the bit."""
+    shards = model.parameter_shards()
+    group = model.groups.tp
+    if group is None:
+        return {name: merge([shards[name]], [tensor]) for name, tensor in tensors.items()}
+    joined = {}
+    for name, tensor in tensors.items():
+        parts = [torch.empty_like(tensor) for _ in range(group.size())]
+        dist.all_gather(parts, tensor.detach().contiguous(), group=group)
+        all_shards = [None] * group.size()
+        dist.all_gather_object(all_shards, shards[name], group=group)
+        if shards[name].dim is None:
+            assert not check_replicas or all(torch.equal(part, parts[0]) for part in parts), name
+        joined[name] = merge(all_shards, parts)
+    return joined
