@@ -1,5 +1,6 @@
 """Token datasets on Zarr at the speed of a raw memory map."""
 
+from mds_data.datasets.gpt import GPTDataset
 from mds_data.errors import (
     DamagedError,
     DataError,
@@ -8,6 +9,7 @@ from mds_data.errors import (
     ManifestError,
     StoreError,
 )
+from mds_data.sampling.sampler import ResumableSampler
 from mds_data.schema import Manifest
 from mds_data.store import TokenStore, open_store
 from mds_data.writer import StoreWriter, TokenizerFile, write_store
@@ -15,10 +17,12 @@ from mds_data.writer import StoreWriter, TokenizerFile, write_store
 __all__ = [
     "DamagedError",
     "DataError",
+    "GPTDataset",
     "IndexedDatasetError",
     "LockedError",
     "Manifest",
     "ManifestError",
+    "ResumableSampler",
     "StoreError",
     "StoreWriter",
     "TokenStore",

@@ -1,7 +1,8 @@
 """The codec of 1-D sharded arrays: layout, chunk encoding, shard index, checksums. No files.
 
-A shard is inner chunks in order, then the index (offset and length of each, 16 bytes), then the index's crc32c. A raw inner chunk is its little-endian elements and their crc32c; a
-compressed one is a zstd frame and the frame's crc32c.
+A shard is inner chunks in order, then the index (offset and length of each, 16 bytes), then the
+index's crc32c. A raw inner chunk is its little-endian elements and their crc32c; a compressed one
+is a zstd frame and the frame's crc32c.
 """
 
 import importlib

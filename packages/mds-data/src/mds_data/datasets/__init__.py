@@ -1,0 +1,1 @@
+"""Datasets over a token store: numpy out, no files but the store."""

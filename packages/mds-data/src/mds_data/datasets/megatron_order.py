@@ -1,0 +1,112 @@
+"""Megatron's order of GPT samples, bit for bit, without its compiled helper and its cache files.
+
+Documents are repeated for each epoch and shuffled into one row; samples are stretches of that row;
+a second shuffle orders the samples. If the last epoch is used by less than four fifths, it is
+shuffled apart. The random numbers are numpy's RandomState, as in the original.
+"""
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["MegatronOrder"]
+
+
+class MegatronOrder:
+    """The document, sample and shuffle index of one dataset.
+
+    Args:
+        lengths: [sequences] tokens of every sequence of the store.
+        first: First sequence of the split.
+        stop: End of the split.
+        seq_length: Tokens of a sample, without the one more that its last label needs.
+        num_samples: Samples wanted; enough whole epochs are laid out. One epoch if None.
+        seed: Seed of the shuffles.
+    """
+
+    def __init__(
+        self,
+        lengths: NDArray[np.int64],
+        *,
+        first: int,
+        stop: int,
+        seq_length: int,
+        num_samples: int | None,
+        seed: int,
+    ) -> None:
+        self._seq_length = seq_length
+        epoch = int(lengths[first:stop].sum())
+        self.num_epochs = _epochs(epoch, seq_length=seq_length, num_samples=num_samples)
+        size = (self.num_epochs * epoch - 1) // seq_length
+        before_last = self._before_last_epoch(epoch, num_samples)
+        random = np.random.RandomState(seed)
+        documents = np.arange(first, stop).astype(np.int32 if stop < 2**31 else np.int64)
+        self.doc_index = self._documents(documents, random, apart=before_last is not None)
+        self.shuffle_index = _shuffled(
+            before_last if before_last is not None else size, size, random
+        )
+        self.ends = np.concatenate([[0], np.cumsum(lengths[self.doc_index])])
+        """[documents + 1] where each document of the row begins and the row ends."""
+
+    def __len__(self) -> int:
+        return len(self.shuffle_index)
+
+    def _before_last_epoch(self, epoch: int, num_samples: int | None) -> int | None:
+        """Samples before the last epoch, if that one is to be shuffled apart."""
+        if self.num_epochs == 1 or num_samples is None:
+            return None
+        before = ((self.num_epochs - 1) * epoch - 1) // self._seq_length
+        per_epoch = (epoch - 1) // self._seq_length
+        return before if num_samples - before < int(0.80 * per_epoch) else None
+
+    def _documents(
+        self, documents: NDArray[Any], random: np.random.RandomState, *, apart: bool
+    ) -> NDArray[Any]:
+        rows = np.tile(documents, self.num_epochs)
+        split = len(documents) * (self.num_epochs - 1) if apart else len(rows)
+        random.shuffle(rows[:split])
+        if apart:
+            random.shuffle(rows[split:])
+        return rows
+
+    @cached_property
+    def sample_index(self) -> NDArray[np.int64]:
+        """[samples + 1, 2] place in `doc_index` and offset in that document of each border."""
+        borders = np.arange(len(self) + 1, dtype=np.int64) * self._seq_length
+        places = np.searchsorted(self.ends, borders, side="right") - 1
+        places[0] = 0  # the original starts at the first document even if that is empty
+        return np.stack([places, borders - self.ends[places]], axis=1)
+
+    def pieces(self, number: int) -> list[tuple[int, int, int]]:
+        """Document, first token and end of each piece of sample ``number``, in order."""
+        position = int(self.shuffle_index[number]) * self._seq_length
+        end = position + self._seq_length + 1
+        place = int(np.searchsorted(self.ends, position, side="right")) - 1
+        result = []
+        begin = int(self.ends[place])
+        while position < end:
+            finish = int(self.ends[place + 1])
+            stop = min(finish, end)
+            if stop > position:
+                result.append((int(self.doc_index[place]), position - begin, stop - begin))
+                position = stop
+            begin, place = finish, place + 1
+        return result
+
+
+def _epochs(epoch: int, *, seq_length: int, num_samples: int | None) -> int:
+    """The least number of epochs whose tokens hold the samples; one more token than they have."""
+    if num_samples is None:
+        return 1
+    return max(1, -(-(num_samples * seq_length + 1) // epoch))
+
+
+def _shuffled(split: int, size: int, random: np.random.RandomState) -> NDArray[Any]:
+    dtype = np.uint32 if size < np.iinfo(np.uint32).max - 1 else np.int64
+    index = np.arange(size).astype(dtype)
+    random.shuffle(index[:split])
+    if split != size:
+        random.shuffle(index[split:])
+    return index

@@ -1,0 +1,1 @@
+"""Which sample comes when: computed orders, a resumable sampler, blends of datasets."""
