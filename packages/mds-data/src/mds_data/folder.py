@@ -19,10 +19,12 @@ __all__ = ["StoreFolder", "is_store", "read_manifest"]
 _OPEN_FLAGS = (
     os.O_RDONLY
     | getattr(os, "O_CLOEXEC", 0)
-    | getattr(os, "O_NOFOLLOW", 0)
     | getattr(os, "O_NONBLOCK", 0)  # a FIFO must not hang us
     | getattr(os, "O_BINARY", 0)
 )
+
+
+_NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
 
 def is_store(path: Path) -> bool:
@@ -30,14 +32,14 @@ def is_store(path: Path) -> bool:
     return (path / MANIFEST_NAME).is_file()
 
 
-def open_plain_file(path: Path) -> tuple[int, int]:
-    """Open a plain file for reading without following a link; its handle and size.
+def open_plain_file(path: Path, *, follow_links: bool = False) -> tuple[int, int]:
+    """Open a plain file for reading; its handle and size. A link is refused unless asked for.
 
     Raises:
         DamagedError: It is missing, a link, a folder or a device.
     """
     try:
-        handle = os.open(path, _OPEN_FLAGS)
+        handle = os.open(path, _OPEN_FLAGS | (0 if follow_links else _NO_LINKS))
     except FileNotFoundError:
         raise DamagedError(f"{path}: is missing; restore it from a copy") from None
     except OSError as error:

@@ -39,6 +39,11 @@ class TokenSource(Protocol):
         """Number of tokens."""
         ...
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the tokens."""
+        ...
+
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """The tokens from ``start`` to ``stop``; don't write into what you get."""
         ...
@@ -113,6 +118,7 @@ class ShardedArray:
             folder.read(metadata), name=str(folder.root / metadata)
         )
         self.length = self.layout.length
+        self.dtype = self.layout.dtype
         self._chunk_length = self.layout.chunk
         self._most_views = _DECODED_CHUNKS if self.layout.compressed else _RAW_VIEWS
         self._most_shards = _most_maps()

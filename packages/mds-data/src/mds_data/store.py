@@ -6,19 +6,45 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, overload
+from typing import Any, Protocol, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mds_data.errors import DamagedError, StoreError
 from mds_data.folder import StoreFolder, is_store, read_manifest
+from mds_data.indexed_dataset import pair_prefix, read_indexed_dataset
 from mds_data.reader import ShardedArray, TokenSource
 from mds_data.schema import Manifest, Segment
 
-__all__ = ["StorePart", "TokenStore", "open_store"]
+__all__ = ["Part", "StorePart", "TokenStore", "open_store"]
 
 _DEEPEST = 4
+
+
+class Part(Protocol):
+    """What a token store is made of: documents in one folder, or in one Megatron pair."""
+
+    root: Path
+    manifest: Manifest
+    num_documents: int
+
+    @property
+    def tokens(self) -> TokenSource:
+        """All tokens, gaps included."""
+        ...
+
+    def bounds(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Start and length of each document."""
+        ...
+
+    def document_array(self, name: str) -> NDArray[Any]:
+        """An array with one entry a document."""
+        ...
+
+    def sentence_length(self) -> NDArray[np.int32]:
+        """Tokens of each sentence."""
+        ...
 
 
 class StorePart:
@@ -46,6 +72,10 @@ class StorePart:
             )
         return array.read_all()
 
+    def sentence_length(self) -> NDArray[np.int32]:
+        """Tokens of each sentence."""
+        return ShardedArray(self.folder, "sentence_length").read_all()
+
     def bounds(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Start and length of each document, checked to be in order and inside ``tokens``."""
         start = self.document_array("doc_start").astype(np.int64, copy=False)
@@ -71,7 +101,7 @@ class TokenStore:
     row of all tokens. Arrays that come from a store are read-only.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, parts: Sequence[StorePart]) -> None:
+    def __init__(self, path: Path, manifest: Manifest, parts: Sequence[Part]) -> None:
         self.path = path
         self.manifest = manifest
         self._parts = tuple(parts)
@@ -140,7 +170,7 @@ class TokenStore:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Type of the ids, as stored."""
-        return np.dtype(self.manifest.dtype).newbyteorder("<")
+        return self._parts[0].tokens.dtype
 
     @property
     def vocab_size(self) -> int:
@@ -182,8 +212,7 @@ class TokenStore:
     def sentence_length(self) -> NDArray[np.int32]:
         """[sentences] tokens of each sentence, in document order."""
         self._need_sentences()
-        arrays = [ShardedArray(part.folder, "sentence_length").read_all() for part in self._parts]
-        return np.concatenate(arrays)
+        return np.concatenate([part.sentence_length() for part in self._parts])
 
     @cached_property
     def doc_sentences(self) -> NDArray[np.int32]:
@@ -215,7 +244,7 @@ class TokenStore:
         return np.concatenate([part.document_array(f"columns/{name}") for part in self._parts])
 
     @property
-    def parts(self) -> tuple[StorePart, ...]:
+    def parts(self) -> tuple[Part, ...]:
         """The folders that hold arrays: one, or the segments of a merged store."""
         return self._parts
 
@@ -250,6 +279,9 @@ def open_store(path: str | os.PathLike[str]) -> TokenStore:
         IndexedDatasetError: The pair is damaged.
     """
     root = Path(path)
+    if not root.is_dir() and pair_prefix(root) is not None:
+        pair = read_indexed_dataset(root)
+        return TokenStore(pair.root, pair.manifest, [pair])
     manifest, _ = read_manifest(root)
     return TokenStore(root, manifest, list(_parts(root, manifest, depth=0)))
 
