@@ -1,0 +1,320 @@
+"""The command line: run, resume, generate, doctor. Heavy imports wait until they are needed."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mds_train.errors import ExitCode, UsageError, describe
+from mds_train.launch import available_cores, extensions_folder, read_environment
+from mds_train.log import logging_to
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mds_train.config.loading import Settings
+    from mds_train.launch import Environment
+
+__all__ = ["build_parser", "main"]
+
+_Command = Callable[[argparse.Namespace, list[str], "Environment", "Console"], int]
+
+_EPILOG = """\
+examples:
+  mds-train run examples/quickstart.toml --data.store store --train.run-dir runs/first
+  torchrun --nproc-per-node 2 -m mds_train resume runs/first --parallel.tp-size 2
+  mds-train generate runs/first --prompt "The function returns"
+
+exit codes: 0 done, 1 a check found a problem, 2 wrong usage, 3 input rejected, 4 environment
+"""
+_OVERRIDES = (
+    "Settings come from the file, then MDS_TABLE__KEY variables, then the command line: "
+    "--parallel.tp-size 2, or Megatron's old names."
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser, _ = _parsers()
+    try:
+        options, rest = parser.parse_known_args(arguments)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    command: _Command = options.command
+    rank = 0
+    try:
+        environment = read_environment()
+        rank = environment.rank
+        # Where standard output is the result (a text, a configuration), messages go beside it.
+        beside = getattr(options, "print_config", True)
+        console = _console(rank, stderr=beside)
+        with logging_to(None, rank=rank, console=console):
+            return command(options, rest, environment, console)
+    except SystemExit as stop:  # tyro has said what is wrong
+        return int(stop.code or 0)
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output has gone; nothing is left to say
+        return ExitCode.DONE
+    except (Exception, KeyboardInterrupt) as error:
+        logging.getLogger(__name__).debug("The command failed.", exc_info=True)
+        return _report(error, rank=rank, debug=options.debug)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the whole parser, with the option of every setting."""
+    from mds_train.config.overrides import add_to_parser
+
+    parser, commands = _parsers()
+    for name in ("run", "resume"):
+        add_to_parser(commands[name])
+    return parser
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """Return the parser and those of the commands, without the options of the settings."""
+    parser = argparse.ArgumentParser(
+        prog="mds-train",
+        description="Train large transformers on any layout, resume exactly, and use the result.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    version = importlib.metadata.version("mds-train")
+    parser.add_argument("--version", action="version", version=f"mds-train {version}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    makers = {
+        "run": _run_parser,
+        "resume": _resume_parser,
+        "generate": _generate_parser,
+        "doctor": _doctor_parser,
+    }
+    commands = {name: make(subparsers) for name, make in makers.items()}
+    for command in commands.values():
+        command.add_argument("--debug", action="store_true", help="show tracebacks")
+    return parser, commands
+
+
+_Commands = argparse._SubParsersAction
+
+
+def _run_parser(commands: _Commands[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    text = "Train a model as a TOML file says."
+    parser = commands.add_parser(
+        "run",
+        help=text,
+        description=f"{text} {_OVERRIDES}",
+        usage="%(prog)s CONFIG.toml [--dry-run] [--print-config] [overrides]",
+        add_help=False,
+        allow_abbrev=False,
+    )
+    parser.add_argument("config", type=Path, nargs="?", metavar="CONFIG.toml")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="build configuration, data and a model without memory, print sizes and stop",
+    )
+    _add_settings_options(parser)
+    parser.set_defaults(command=_run)
+    return parser
+
+
+def _resume_parser(commands: _Commands[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    text = "Go on with a run from its newest whole checkpoint, on any layout."
+    parser = commands.add_parser(
+        "resume",
+        help=text,
+        description=f"{text} {_OVERRIDES}",
+        usage="%(prog)s RUN_DIR [--print-config] [overrides]",
+        add_help=False,
+        allow_abbrev=False,
+    )
+    parser.add_argument("run_dir", type=Path, nargs="?", metavar="RUN_DIR")
+    _add_settings_options(parser)
+    parser.set_defaults(command=_resume)
+    return parser
+
+
+def _add_settings_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-h", "--help", action="store_true", help="show this and every setting")
+    parser.add_argument(
+        "--print-config", action="store_true", help="print each setting with its origin and stop"
+    )
+
+
+def _generate_parser(commands: _Commands[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    text = "Continue texts with a checkpoint's model."
+    parser = commands.add_parser("generate", help=text, description=text, allow_abbrev=False)
+    parser.add_argument(
+        "checkpoint", type=Path, help="a checkpoint, a folder of them, or the folder of a run"
+    )
+    parser.add_argument(
+        "--prompt", action="append", required=True, metavar="TEXT", help="repeat it for a batch"
+    )
+    parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="default: 64")
+    parser.add_argument(
+        "--temperature", type=float, default=1.0, metavar="T", help="0 is greedy; default: 1"
+    )
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="default: all tokens")
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="default: 1, all")
+    parser.add_argument("--seed", type=int, default=1234, help="default: 1234")
+    parser.add_argument("--tokenizer", type=Path, metavar="FILE", help="instead of its own")
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--json", action="store_true", help="one JSON object a prompt")
+    parser.set_defaults(command=_generate)
+    return parser
+
+
+def _doctor_parser(commands: _Commands[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    text = "Look at versions, devices, kernels, stale locks, shared memory and disk."
+    parser = commands.add_parser("doctor", help=text, description=text, allow_abbrev=False)
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.set_defaults(command=_doctor)
+    return parser
+
+
+def _run(
+    options: argparse.Namespace, rest: list[str], environment: Environment, console: Console
+) -> int:
+    from mds_train import session
+    from mds_train.config.loading import build
+
+    prog = "mds-train run CONFIG.toml"
+    if options.help:
+        return _show_help("run", options.config, prog=prog)
+    path = _required(options.config, "CONFIG.toml", command="run")
+    settings = session.settings_of_new_run(path, rest, environment=environment, prog=prog)
+    if options.print_config:
+        return _print_config(settings)
+    config = build(settings)
+    session.check_store(config)
+    if options.dry_run:
+        from mds_train.dry_run import describe_run
+
+        console.print(describe_run(config, world_size=environment.world_size))
+        return ExitCode.DONE
+    session.check_new_run(config)
+    session.perform(settings, environment=environment, console=console, resume=False)
+    return ExitCode.DONE
+
+
+def _resume(
+    options: argparse.Namespace, rest: list[str], environment: Environment, console: Console
+) -> int:
+    from mds_train import session
+
+    prog = "mds-train resume RUN_DIR"
+    if options.help:
+        return _show_help("resume", None, prog=prog)
+    run_dir = _required(options.run_dir, "RUN_DIR", command="resume")
+    settings = session.settings_of_resumed_run(run_dir, rest, environment=environment, prog=prog)
+    if options.print_config:
+        return _print_config(settings)
+    session.perform(settings, environment=environment, console=console, resume=True)
+    return ExitCode.DONE
+
+
+def _print_config(settings: Settings) -> int:
+    from mds_train.config.loading import document_with_origins
+
+    sys.stdout.write(document_with_origins(settings))
+    return ExitCode.DONE
+
+
+def _show_help(command: str, config: Path | None, *, prog: str) -> int:
+    from mds_train.config.loading import read_toml
+    from mds_train.config.overrides import print_help
+
+    _, commands = _parsers()
+    sys.stdout.write(commands[command].format_help() + "\n")
+    sys.stdout.flush()
+    print_help(prog=prog, settings=read_toml(config) if config is not None else {})
+    return ExitCode.DONE
+
+
+def _required(path: Path | None, name: str, *, command: str) -> Path:
+    if path is None:
+        raise UsageError(f"{name} is missing: mds-train {command} {name}. See --help.")
+    return path
+
+
+def _generate(
+    options: argparse.Namespace, rest: list[str], environment: Environment, console: Console
+) -> int:
+    del environment, console
+    _no_more(rest)
+    import torch
+
+    from mds_train.generate import Sampling, find_checkpoint, generate, load_model, load_tokenizer
+
+    checkpoint = find_checkpoint(options.checkpoint)
+    tokenizer = load_tokenizer(checkpoint, tokenizer=options.tokenizer)
+    sampling = Sampling(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p)
+    automatic = "cuda" if torch.cuda.is_available() else "cpu"
+    model = load_model(checkpoint, device=automatic if options.device == "auto" else options.device)
+    answers = generate(
+        model,
+        [tokenizer.encode(prompt).ids for prompt in options.prompt],
+        max_new_tokens=options.max_new_tokens,
+        sampling=sampling,
+        seed=options.seed,
+        end_token=tokenizer.token_to_id("<|endoftext|>"),
+    )
+    for prompt, answer in zip(options.prompt, answers, strict=True):
+        text = tokenizer.decode(answer)
+        line = json.dumps({"prompt": prompt, "text": text, "tokens": answer}, ensure_ascii=False)
+        sys.stdout.write((line if options.json else prompt + text) + "\n")
+    return ExitCode.DONE
+
+
+def _doctor(
+    options: argparse.Namespace, rest: list[str], environment: Environment, console: Console
+) -> int:
+    del environment, console
+    _no_more(rest)
+    import dataclasses
+
+    from mds_train.doctor import examine
+
+    findings = examine(extensions=extensions_folder(), cores=available_cores(), folder=Path.cwd())
+    report = _console(0)
+    for finding in findings:
+        if options.json:
+            sys.stdout.write(json.dumps(dataclasses.asdict(finding)) + "\n")
+            continue
+        mark = "[red]![/]" if finding.is_problem else "[green]✓[/]"
+        report.print(f"{mark} [bold]{finding.subject:<26}[/] ", end="")
+        report.print(finding.text, markup=False, soft_wrap=True)
+        if finding.is_problem:
+            report.print(f"{'':<29}→ {finding.remedy}", markup=False, soft_wrap=True)
+    problems = any(finding.is_problem for finding in findings)
+    return ExitCode.DIFFERENCE if problems else ExitCode.DONE
+
+
+def _no_more(rest: list[str]) -> None:
+    if rest:
+        raise UsageError(f"Unknown argument {rest[0]!r}; see --help.")
+
+
+def _console(rank: int, *, stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, quiet=rank != 0)
+
+
+def _report(error: BaseException, *, rank: int, debug: bool) -> int:
+    """Write one sentence, or the traceback if it was asked for."""
+    failure = describe(error)
+    if debug:
+        sys.stderr.write("".join(traceback.format_exception(error)))
+    else:
+        where = f"rank {rank}: " if rank else ""
+        sys.stderr.write(f"{where}error: {failure.sentence}\n")
+    return failure.code

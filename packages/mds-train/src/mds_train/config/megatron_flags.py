@@ -1,0 +1,157 @@
+"""Takes Megatron's flat flags out of a command line and says what they set."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mds_train.config.fields import FieldSpec, field_table, from_text, type_name
+from mds_train.config.loading import Setting, Settings
+from mds_train.config.megatron_table import (
+    OLD_FLAGS,
+    Derived,
+    Ignored,
+    OldFlag,
+    Refused,
+    Switch,
+    Value,
+)
+from mds_train.config.schema import TrainConfig
+from mds_train.errors import UsageError
+
+__all__ = ["OLD_FLAGS", "OldSettings", "is_old_flag", "resolve_old_flags", "take_old_flags"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class OldSettings:
+    """What Megatron's flags of one command line set."""
+
+    settings: Settings
+    deferred: tuple[tuple[str, Derived, float], ...] = ()
+    """Flags whose field depends on other settings: name as typed, flag, number."""
+
+
+def is_old_flag(argument: str) -> bool:
+    """Whether this word of a command line is a flag of the original."""
+    return _normal(argument) in _by_name()
+
+
+def take_old_flags(arguments: Sequence[str]) -> tuple[OldSettings, list[str]]:
+    """Split a command line into what Megatron's flags say and the arguments that are left.
+
+    Flags that do nothing are warned about, with the reason.
+
+    Raises:
+        UsageError: If a flag is refused, lacks its value, or has one of the wrong type.
+    """
+    settings: dict[str, Setting] = {}
+    deferred: list[tuple[str, Derived, float]] = []
+    rest: list[str] = []
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        flag = _by_name().get(_normal(word)) if word.startswith("--") else None
+        if flag is None:
+            rest.append(word)
+            continue
+        values = _values_of(word, words=words)
+        if isinstance(flag, Derived):
+            deferred.append((word, flag, _number(word, values)))
+        else:
+            settings |= _apply(flag, typed=word.partition("=")[0], values=values)
+    return OldSettings(settings=settings, deferred=tuple(deferred)), rest
+
+
+def resolve_old_flags(old: OldSettings, *, settings: Settings) -> Settings:
+    """Add the flags that depend on other settings, as ``--eval-iters`` on the batch size.
+
+    Raises:
+        UsageError: If a setting that a flag depends on is nowhere given.
+    """
+    merged = dict(settings)
+    for typed, flag, number in old.deferred:
+        needed = [_needed(typed, choice, settings=merged) for choice in flag.needs]
+        merged[flag.key] = Setting(
+            value=flag.compute(number, *needed), origin=f"command line {typed.partition('=')[0]}"
+        )
+    return merged
+
+
+def _needed(typed: str, choice: str, *, settings: Settings) -> Any:
+    for key in choice.split("|"):
+        if key in settings and settings[key].value is not None:
+            return settings[key].value
+    raise UsageError(f"{typed} needs {choice.replace('|', ' or ')}, which is not set.")
+
+
+def _apply(flag: OldFlag, *, typed: str, values: Sequence[str]) -> dict[str, Setting]:
+    origin = f"command line {typed}"
+    if isinstance(flag, Refused):
+        raise UsageError(f"{typed} is not taken over: {flag.instead}.")
+    if isinstance(flag, Ignored):
+        _expect(typed, values, count=1 if flag.takes_value else 0)
+        logger.warning("%s does nothing here: %s.", typed, flag.reason)
+        return {}
+    if isinstance(flag, Switch):
+        _expect(typed, values, count=0)
+        return {key: Setting(value=value, origin=origin) for key, value in flag.values.items()}
+    assert isinstance(flag, Value)
+    if flag.key == "data.store" and len(values) > 1:
+        raise UsageError(
+            f"{typed} names {len(values)} things; blends are not supported yet, so join the data "
+            "with `mds-data merge` and name the result."
+        )
+    _expect(typed, values, count=1)
+    if flag.note:
+        logger.warning("%s sets %s: %s.", typed, flag.key, flag.note)
+    text = flag.convert(values[0]) if flag.convert else values[0]
+    return {flag.key: Setting(value=_typed(flag.key, text, typed=typed), origin=origin)}
+
+
+def _typed(key: str, text: str, *, typed: str) -> Any:
+    spec: FieldSpec = field_table(TrainConfig)[key]
+    try:
+        return from_text(spec.annotation, text)
+    except TypeError as error:
+        raise UsageError(
+            f"{typed} is {text!r}, but {key} must be {type_name(spec.annotation)}."
+        ) from error
+
+
+def _values_of(word: str, *, words: list[str]) -> list[str]:
+    """Take the values that follow a flag off ``words``; negative numbers are values too."""
+    _, equals, attached = word.partition("=")
+    if equals:
+        return [attached]
+    values: list[str] = []
+    while words and not words[0].startswith("--"):
+        values.append(words.pop(0))
+    return values
+
+
+def _number(typed: str, values: Sequence[str]) -> float:
+    _expect(typed, values, count=1)
+    try:
+        return float(values[0])
+    except ValueError as error:
+        raise UsageError(f"{typed} is {values[0]!r}, but it must be a number.") from error
+
+
+def _expect(typed: str, values: Sequence[str], *, count: int) -> None:
+    if len(values) != count:
+        wanted = "one value" if count else "no value"
+        raise UsageError(f"{typed} takes {wanted}, but {len(values)} follow: {' '.join(values)}.")
+
+
+def _normal(word: str) -> str:
+    return word.partition("=")[0].replace("_", "-")
+
+
+@functools.cache
+def _by_name() -> Mapping[str, OldFlag]:
+    return {_normal(name): flag for flag in OLD_FLAGS for name in flag.names}

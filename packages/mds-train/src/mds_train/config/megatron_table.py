@@ -1,0 +1,441 @@
+"""Megatron(-DeepSpeed)'s flags and what each becomes here: a field, a warning, or an error.
+
+A warning says that the flag does nothing and why, an error what to write instead. A flag may have
+several names: the original's misspelt ones and their correct twins. Dashes and underscores are
+alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mds_train.errors import UsageError
+
+__all__ = ["OLD_FLAGS", "Derived", "Ignored", "OldFlag", "Refused", "Switch", "Value"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OldFlag:
+    """One flag of the original."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Value(OldFlag):
+    """Takes one value, which goes into ``key``."""
+
+    key: str
+    convert: Callable[[str], str] | None = None
+    """Rewrites the text first; None takes it as it is."""
+    note: str = ""
+    """A warning, where the new meaning is not quite the old one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Switch(OldFlag):
+    """Takes no value and sets fields."""
+
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Derived(OldFlag):
+    """Takes one value that is meaningful only together with other settings."""
+
+    key: str
+    needs: tuple[str, ...]
+    compute: Callable[..., Any]
+    """Called with the number and the needed settings' values."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ignored(OldFlag):
+    """Does nothing here; a warning says why."""
+
+    reason: str
+    takes_value: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refused(OldFlag):
+    """Would change what is computed, so it is an error that says what to write instead."""
+
+    instead: str
+
+
+def _float_text(text: str) -> str:
+    """The original's ``--zero-stage`` is a float."""
+    return text.removesuffix(".0")
+
+
+def _minutes(text: str) -> str:
+    try:
+        return str(60 * float(text))
+    except ValueError:
+        return text
+
+
+def _steps(samples: float, batch: int) -> int:
+    steps = int(samples) // batch
+    if steps < 1:
+        raise UsageError(
+            f"{int(samples)} samples are less than one global batch of {batch}; give more samples "
+            "or a smaller train.global_batch_size."
+        )
+    return steps
+
+
+def _warmup(samples: float, batch: int) -> int:
+    return int(samples) // batch
+
+
+_BATCH = ("train.global_batch_size",)
+
+_MODEL: tuple[OldFlag, ...] = (
+    Value(names=("--num-layers",), key="model.num_layers"),
+    Value(names=("--hidden-size",), key="model.hidden_size"),
+    Value(names=("--ffn-hidden-size",), key="model.ffn_hidden_size"),
+    Value(names=("--num-attention-heads",), key="model.num_attention_heads"),
+    Value(names=("--num-key-value-heads", "--num-query-groups"), key="model.num_key_value_heads"),
+    Value(names=("--kv-channels",), key="model.head_dim"),
+    Value(names=("--vocab-size",), key="model.vocab_size"),
+    Value(names=("--max-position-embeddings",), key="model.max_position_embeddings"),
+    Value(names=("--make-vocab-size-divisible-by",), key="model.make_vocab_size_divisible_by"),
+    Value(names=("--layernorm-epsilon", "--norm-epsilon"), key="model.norm_epsilon"),
+    Value(names=("--normalization",), key="model.normalization", convert=str.lower),
+    Value(names=("--rotary-position-embeddings-theta", "--rotary-base"), key="model.rope_theta"),
+    Value(names=("--rotary-percent",), key="model.rope_percent"),
+    Value(names=("--init-method-std",), key="model.init_std"),
+    Value(names=("--hidden-dropout",), key="model.hidden_dropout"),
+    Value(names=("--attention-dropout",), key="model.attention_dropout"),
+    Switch(
+        names=("--use-rotary-position-embeddings",), values={"model.position_embedding": "rope"}
+    ),
+    Switch(names=("--no-position-embedding",), values={"model.position_embedding": "none"}),
+    Switch(
+        names=("--untie-embeddings-and-output-weights",), values={"model.tie_embeddings": False}
+    ),
+    Switch(names=("--disable-bias-linear",), values={"model.add_bias": False}),
+    Switch(names=("--add-qkv-bias",), values={"model.add_qkv_bias": True}),
+    Switch(names=("--qk-layernorm",), values={"model.qk_norm": True}),
+    Switch(names=("--swiglu",), values={"model.activation": "swiglu"}),
+    Switch(names=("--squared-relu",), values={"model.activation": "relu2"}),
+    Switch(names=("--openai-gelu",), values={"model.activation": "gelu_tanh"}),
+    Switch(
+        names=("--apply-layernorm-1p", "--apply-layernorm-1p-bias"),
+        values={"model.zero_centered_norm": True},
+    ),
+)
+
+_LENGTH: tuple[OldFlag, ...] = (
+    Value(names=("--micro-batch-size",), key="train.micro_batch_size"),
+    Value(
+        names=("--batch-size",),
+        key="train.micro_batch_size",
+        note="it has been called --micro-batch-size since Megatron 2.2",
+    ),
+    Value(names=("--global-batch-size",), key="train.global_batch_size"),
+    Value(names=("--train-iters",), key="train.train_steps"),
+    Derived(names=("--train-samples",), key="train.train_steps", needs=_BATCH, compute=_steps),
+    Value(names=("--seed",), key="train.seed"),
+    Value(names=("--clip-grad",), key="train.gradient_clipping"),
+    Switch(names=("--bf16",), values={"train.precision": "bf16"}),
+    Switch(names=("--fp16",), values={"train.precision": "fp16"}),
+    Refused(names=("--exit-interval",), instead="--train.exit-step STEP ends after that step"),
+    Refused(names=("--train-tokens",), instead="give the length in steps: --train.train-steps"),
+    Refused(names=("--rampup-batch-size",), instead="the batch size cannot grow yet; leave it out"),
+    Refused(
+        names=("--exit-duration-in-mins",), instead="use your scheduler's time limit; leave it out"
+    ),
+)
+
+_OPTIMIZER: tuple[OldFlag, ...] = (
+    Value(
+        names=("--optimizer",),
+        key="optimizer.name",
+        convert=lambda text: "adamw" if text == "adam" else text,
+    ),
+    Value(names=("--lr",), key="optimizer.lr"),
+    Value(names=("--adam-beta1",), key="optimizer.beta1"),
+    Value(names=("--adam-beta2",), key="optimizer.beta2"),
+    Value(names=("--adam-eps",), key="optimizer.eps"),
+    Value(names=("--weight-decay", "--start-weight-decay"), key="optimizer.weight_decay"),
+    Value(names=("--end-weight-decay",), key="schedule.end_weight_decay"),
+    Value(
+        names=("--weight-decay-incr-style",),
+        key="schedule.weight_decay_style",
+        # constant needs no ramp: end_weight_decay stays unset and the style is never looked at
+        convert=lambda text: "linear" if text == "constant" else text,
+    ),
+    Value(names=("--min-lr",), key="schedule.min_lr"),
+    Value(names=("--lr-decay-style",), key="schedule.kind", convert=str.lower),
+    Value(names=("--lr-warmup-iters",), key="schedule.warmup_steps"),
+    Value(names=("--lr-warmup-init",), key="schedule.warmup_init"),
+    Value(names=("--lr-decay-iters",), key="schedule.decay_steps"),
+    Value(names=("--lr-wsd-decay-iters",), key="schedule.wsd_decay_steps"),
+    Value(names=("--lr-wsd-decay-style",), key="schedule.wsd_decay_style"),
+    Derived(
+        names=("--lr-warmup-fraction", "--warmup"),
+        key="schedule.warmup_steps",
+        needs=("schedule.decay_steps|train.train_steps",),
+        compute=lambda fraction, steps: int(fraction * steps),
+    ),
+    Derived(
+        names=("--lr-warmup-samples",), key="schedule.warmup_steps", needs=_BATCH, compute=_warmup
+    ),
+    Derived(
+        names=("--lr-decay-samples",), key="schedule.decay_steps", needs=_BATCH, compute=_steps
+    ),
+    Switch(names=("--override-opt_param-scheduler",), values={"schedule.override": True}),
+    Ignored(
+        names=("--use-checkpoint-opt_param-scheduler",),
+        reason="a resumed run keeps its schedule unless schedule.override says otherwise",
+    ),
+    Refused(
+        names=("--lr-decay-tokens", "--lr-warmup-tokens"),
+        instead="give steps: --schedule.decay-steps, --schedule.warmup-steps",
+    ),
+    Refused(
+        names=("--cpu-optimizer", "--cpu-torch-adam"),
+        instead="offloading the optimizer is not supported yet; leave it out",
+    ),
+)
+
+_PARALLEL: tuple[OldFlag, ...] = (
+    Value(names=("--tensor-model-parallel-size",), key="parallel.tp_size"),
+    Value(
+        names=("--model-parallel-size",),
+        key="parallel.tp_size",
+        note="it has been called --tensor-model-parallel-size since Megatron 2.0",
+    ),
+    Value(names=("--pipeline-model-parallel-size",), key="parallel.pp_size"),
+    Value(names=("--ds-sequence-parallel-size",), key="parallel.ulysses_size"),
+    Value(names=("--zero-stage",), key="parallel.zero_stage", convert=_float_text),
+    Value(
+        names=("--distributed-timeout-minutes",), key="parallel.timeout_seconds", convert=_minutes
+    ),
+    Switch(names=("--use-distributed-optimizer",), values={"parallel.zero_stage": 1}),
+    Ignored(names=("--no-pipeline-parallel",), reason="ZeRO 2 and 3 go with pp_size 1 as they are"),
+    Ignored(names=("--deepspeed",), reason="the engine is always DeepSpeed's"),
+    Refused(
+        names=("--deepspeed-config",),
+        instead="the engine's JSON is derived: set [parallel], [train] and [optimizer] in the file",
+    ),
+    Ignored(
+        names=("--distributed-backend",), takes_value=True, reason="nccl on GPUs, gloo on CPUs"
+    ),
+    Ignored(names=("--local-rank",), takes_value=True, reason="the launcher's environment says it"),
+    Ignored(names=("--DDP-impl",), takes_value=True, reason="the engine is always DeepSpeed's"),
+    Ignored(
+        names=("--lazy-mpu-init", "--use-cpu-initialization", "--no-initialization"),
+        reason="initial weights depend on seed and name only",
+    ),
+    Ignored(
+        names=(
+            "--zero-contigious-gradients",
+            "--zero-contiguous-gradients",
+            "--zero-reduce-scatter",
+        ),
+        reason="DeepSpeed's buffers are chosen by the engine and change no result",
+    ),
+    Ignored(
+        names=("--zero-reduce-bucket-size", "--zero-allgather-bucket-size"),
+        takes_value=True,
+        reason="DeepSpeed's buffers are chosen by the engine and change no result",
+    ),
+    Ignored(
+        names=("--empty-unused-memory-level",),
+        takes_value=True,
+        reason="torch's allocator needs no such care",
+    ),
+    Refused(
+        names=("--sequence-parallel",),
+        instead="activations are not split over tensor parallel yet; leave it out",
+    ),
+    Refused(
+        names=("--num-layers-per-virtual-pipeline-stage",),
+        instead="interleaved pipelines are not supported yet; leave it out",
+    ),
+    Refused(
+        names=("--num-experts", "--moe-expert-parallel-size"),
+        instead="experts (MoE) are not supported yet",
+    ),
+)
+
+_NO_RECOMPUTE = (
+    "activations are not recomputed yet; the run needs more memory, its results are equal"
+)
+
+_MEMORY: tuple[OldFlag, ...] = (
+    Ignored(
+        names=(
+            "--recompute-granularity",
+            "--recompute-num-layers",
+            "--checkpoint-num-layers",
+            "--recompute-method",
+            "--activations-checkpoint-method",
+        ),
+        takes_value=True,
+        reason=_NO_RECOMPUTE,
+    ),
+    Ignored(
+        names=(
+            "--checkpoint-activations",
+            "--recompute-activations",
+            "--deepspeed-activation-checkpointing",
+        ),
+        reason=_NO_RECOMPUTE,
+    ),
+    Ignored(
+        names=(
+            "--accumulate-allreduce-grads-in-fp32",
+            "--attention-softmax-in-fp32",
+            "--no-query-key-layer-scaling",
+        ),
+        reason="it is always so",
+    ),
+    Ignored(
+        names=(
+            "--no-masked-softmax-fusion",
+            "--no-bias-gelu-fusion",
+            "--no-bias-dropout-fusion",
+            "--no-gradient-accumulation-fusion",
+            "--use-flash-attn",
+            "--use-flash-attn-v2",
+            "--no-async-tensor-model-parallel-allreduce",
+        ),
+        reason="kernels are chosen by device; `mds-kernels doctor` shows which and why",
+    ),
+    Ignored(
+        names=(
+            "--loss-scale",
+            "--initial-loss-scale",
+            "--min-loss-scale",
+            "--loss-scale-window",
+            "--hysteresis",
+        ),
+        takes_value=True,
+        reason="only fp16 scales the loss, and fp16 is not supported yet",
+    ),
+)
+
+_DATA: tuple[OldFlag, ...] = (
+    Value(names=("--data-path", "--train-data-path"), key="data.store"),
+    Value(names=("--split",), key="data.split"),
+    Value(names=("--seq-length",), key="data.seq_length"),
+    Value(names=("--num-workers",), key="data.workers"),
+    Ignored(
+        names=(
+            "--tokenizer-type",
+            "--tokenizer-model",
+            "--vocab-file",
+            "--merge-file",
+            "--vocab-extra-ids",
+        ),
+        takes_value=True,
+        reason="the tokens are read as they were preprocessed; the store knows its tokenizer",
+    ),
+    Ignored(names=("--data-impl",), takes_value=True, reason="the store is always memory mapped"),
+    Ignored(
+        names=("--data-cache-path",), takes_value=True, reason="the order is computed, not cached"
+    ),
+    Ignored(
+        names=("--dataloader-type",),
+        takes_value=True,
+        reason="samples are read in one computed order",
+    ),
+    Refused(
+        names=("--reset-position-ids", "--reset-attention-mask", "--eod-mask-loss"),
+        instead="documents are not kept apart inside a sample yet; leave it out",
+    ),
+    Refused(
+        names=("--valid-data-path", "--test-data-path"),
+        instead="validation samples come from data.split of the same store",
+    ),
+    Refused(names=("--mmap-warmup",), instead="leave it out: reading ahead is the system's work"),
+)
+
+_CHECKPOINT: tuple[OldFlag, ...] = (
+    Value(
+        names=("--save",),
+        key="train.run_dir",
+        note="the folder becomes the run's: checkpoints are in its checkpoints/",
+    ),
+    Value(names=("--load",), key="checkpoint.load"),
+    Value(names=("--save-interval",), key="checkpoint.save_interval"),
+    Switch(names=("--finetune",), values={"checkpoint.load_weights_only": True}),
+    Switch(names=("--no-load-optim",), values={"checkpoint.load_weights_only": True}),
+    Ignored(
+        names=("--no-load-rng",),
+        reason="no generator's state is kept: dropout follows seed and sample",
+    ),
+    Ignored(
+        names=("--no-save-rng",),
+        reason="no generator's state is kept: dropout follows seed and sample",
+    ),
+    Refused(
+        names=("--no-save-optim",),
+        instead="checkpoints hold all of it; `mds-ckpt convert --weights-only` makes a small copy",
+    ),
+    Refused(
+        names=("--universal-checkpoint",),
+        instead="leave it out: every checkpoint here loads on any layout",
+    ),
+)
+
+_WATCH: tuple[OldFlag, ...] = (
+    Value(names=("--log-interval",), key="watch.log_interval"),
+    Value(names=("--eval-interval",), key="watch.eval_interval"),
+    Derived(
+        names=("--eval-iters",),
+        key="watch.eval_samples",
+        needs=_BATCH,
+        compute=lambda batches, batch: int(batches) * batch,
+    ),
+    Ignored(
+        names=("--tensorboard-dir", "--tensorboard-queue-size", "--tensorboard-log-interval"),
+        takes_value=True,
+        reason="every step is written to RUN_DIR/tensorboard",
+    ),
+    Ignored(
+        names=(
+            "--log-timers-to-tensorboard",
+            "--log-batch-size-to-tensorboard",
+            "--log-validation-ppl-to-tensorboard",
+            "--log-memory-to-tensorboard",
+            "--log-world-size-to-tensorboard",
+            "--log-optimizer-states-to-tensorboard",
+            "--no-log-learnig-rate-to-tensorboard",
+            "--no-log-learning-rate-to-tensorboard",
+            "--no-log-loss-scale-to-tensorboard",
+            "--log-params-norm",
+            "--log-num-zeros-in-grad",
+            "--no-barrier-with-level-1-timing",
+        ),
+        reason="metrics.jsonl and RUN_DIR/tensorboard hold what is measured",
+    ),
+    Ignored(
+        names=("--timing-log-level", "--timing-log-option"),
+        takes_value=True,
+        reason="metrics.jsonl holds the seconds of every step",
+    ),
+    Refused(
+        names=("--wandb-project", "--wandb-exp-name", "--wandb-save-dir"),
+        instead="leave it out: Weights & Biases is not supported yet",
+    ),
+)
+
+OLD_FLAGS: tuple[OldFlag, ...] = (
+    *_MODEL,
+    *_LENGTH,
+    *_OPTIMIZER,
+    *_PARALLEL,
+    *_MEMORY,
+    *_DATA,
+    *_CHECKPOINT,
+    *_WATCH,
+)
+"""Every flag of the original that is known here."""

@@ -1,0 +1,95 @@
+"""What `mds-train run --dry-run` says: how large a run would be, from real data and a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mds_train.config import TrainConfig
+from mds_train.estimate import estimate_memory
+from mds_train.watch.throughput import short_number
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["describe_run"]
+
+
+def describe_run(config: TrainConfig, *, world_size: int) -> Table:
+    """Open the data, build the model without memory, and return what a run would be.
+
+    Args:
+        config: the run.
+        world_size: number of ranks that were started.
+
+    Raises:
+        ValueError: If configuration, data and ranks do not go together.
+    """
+    from rich.table import Table
+
+    config.check_world(world_size)
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, value in (
+        *_model_rows(config),
+        *_data_rows(config),
+        *_memory_rows(config, world_size=world_size),
+    ):
+        table.add_row(name, value)
+    return table
+
+
+def _model_rows(config: TrainConfig) -> list[tuple[str, str]]:
+    from mds_core import ProcessGroups
+    from mds_core.models import GPT
+
+    model = GPT(config.model.core(), ProcessGroups.single(), device="meta")
+    flops = config.model.flops_per_token(config.data.seq_length)
+    tensors = sum(1 for _ in model.parameters())
+    return [
+        ("parameters", f"{config.model.num_params():,} in {tensors} tensors"),
+        ("FLOPs a token", f"{short_number(flops)} (forward and backward)"),
+    ]
+
+
+def _data_rows(config: TrainConfig) -> list[tuple[str, str]]:
+    from mds_data import GPTDataset, open_store
+
+    store = open_store(Path(config.data.store))
+    split = "train" if config.data.split is None else (config.data.split, "train")
+    epoch = len(GPTDataset(store, seq_length=config.data.seq_length, split=split))
+    needed = config.train.train_steps * config.train.global_batch_size
+    epochs = needed / max(1, epoch)
+    tokens = needed * config.data.seq_length
+    return [
+        ("documents", f"{len(store):,} in {config.data.store}"),
+        ("samples an epoch", f"{epoch:,} of {config.data.seq_length} tokens"),
+        (
+            "this run",
+            f"{config.train.train_steps} steps, {epochs:.2f} epochs, {short_number(tokens)} tokens",
+        ),
+    ]
+
+
+def _memory_rows(config: TrainConfig, *, world_size: int) -> list[tuple[str, str]]:
+    memory = estimate_memory(config, world_size=world_size)
+    parallel = config.parallel
+    layout = (
+        f"{world_size} ranks: tp {parallel.tp_size}, dp {parallel.dp_size(world_size)}, "
+        f"ZeRO {parallel.zero_stage}, {config.train.precision}"
+    )
+    return [
+        ("layout", layout),
+        ("weights", _size(memory.weights)),
+        ("gradients", _size(memory.gradients)),
+        ("optimizer", _size(memory.optimizer)),
+        ("activations", f"about {_size(memory.activations)}"),
+        ("memory of a rank", f"about {_size(memory.total)}"),
+    ]
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"

@@ -1,0 +1,142 @@
+"""Loads a model and its tokenizer from a checkpoint of any format that mds_ckpt opens."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from mds_ckpt import Checkpoint, open_checkpoint
+from mds_core import GPTConfig, ProcessGroups
+from mds_core.models import GPT
+from mds_core.sharding import cut
+from mds_train.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from tokenizers import Tokenizer
+
+__all__ = ["find_checkpoint", "load_model", "load_tokenizer"]
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
+
+
+def load_model(
+    path: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+) -> GPT:
+    """Load a model for use, whatever layout trained it.
+
+    Args:
+        path: a checkpoint's folder, a folder of checkpoints (the newest good one is taken), or
+            the folder of a run.
+        device: where the model goes.
+        dtype: of its parameters; as stored when left out.
+
+    Returns:
+        The model in evaluation mode.
+
+    Raises:
+        InputError: If the checkpoint lacks a parameter or has one of another shape.
+    """
+    checkpoint = open_checkpoint(find_checkpoint(path))
+    config = _model_config(checkpoint)
+    dtype = dtype or _stored_dtype(checkpoint)
+    model = GPT(config, ProcessGroups.single(), dtype=dtype, device="meta")
+    model.to_empty(device=device)
+    _fill(model, checkpoint)
+    return model.eval()
+
+
+def find_checkpoint(path: str | Path) -> Path:
+    """Return the path that mds_ckpt can open: for the folder of a run, its checkpoints.
+
+    Raises:
+        InputError: If there is no such path.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise InputError(f"{path}: there is no such checkpoint; check the path.")
+    inner = path / "checkpoints"
+    return inner if inner.is_dir() else path
+
+
+def load_tokenizer(checkpoint: str | Path, *, tokenizer: Path | None = None) -> Tokenizer:
+    """Load the tokenizer that travels with a checkpoint, or another one.
+
+    Args:
+        checkpoint: as for `load_model`.
+        tokenizer: a tokenizer.json to take instead.
+
+    Raises:
+        InputError: If there is none, or the file is not one.
+    """
+    from tokenizers import Tokenizer
+
+    if tokenizer is None:
+        opened = open_checkpoint(find_checkpoint(checkpoint))
+        tokenizer = opened.companions.get("tokenizer.json")
+        if tokenizer is None:
+            raise InputError(
+                f"{opened.path}: the checkpoint has no tokenizer.json; name one with "
+                "--tokenizer FILE."
+            )
+    if not tokenizer.is_file():
+        raise InputError(f"{tokenizer}: there is no such tokenizer file; check the path.")
+    try:
+        return Tokenizer.from_str(tokenizer.read_text(encoding="utf-8"))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise InputError(f"{tokenizer}: not a tokenizer.json: {error}.") from error
+
+
+def _model_config(checkpoint: Checkpoint) -> GPTConfig:
+    known = {field.name for field in dataclasses.fields(GPTConfig)}
+    given: Mapping[str, Any] = checkpoint.config
+    missing = [
+        field.name
+        for field in dataclasses.fields(GPTConfig)
+        if field.default is dataclasses.MISSING and field.name not in given
+    ]
+    if missing:
+        raise InputError(
+            f"{checkpoint.path}: the checkpoint does not say {', '.join(missing)} of its model; "
+            "convert it with `mds-ckpt convert --to mds` first."
+        )
+    return GPTConfig(**{name: value for name, value in given.items() if name in known})
+
+
+def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
+    first = next(iter(checkpoint.tensors.values()), None)
+    if first is None or first.dtype not in _DTYPES:
+        return torch.float32
+    return _DTYPES[first.dtype]
+
+
+@torch.no_grad()
+def _fill(model: GPT, checkpoint: Checkpoint) -> None:
+    shards = model.parameter_shards()
+    for name, parameter in model.named_parameters():
+        stored = checkpoint.tensor(name)
+        shard = shards[name]
+        if tuple(stored.shape) != shard.global_shape:
+            raise InputError(
+                f"{checkpoint.path}, tensor '{name}': its shape is {list(stored.shape)}, but the "
+                f"model's configuration asks for {list(shard.global_shape)}; the checkpoint does "
+                "not belong to its configuration."
+            )
+        parameter.copy_(cut(shard, _to_torch(stored.numpy())))
+    unused = sorted(set(checkpoint.tensors) - set(shards))
+    if unused:
+        logger.warning("The model has no place for %s; left aside.", ", ".join(unused))
+
+
+def _to_torch(array: np.ndarray[Any, Any]) -> Tensor:
+    if array.dtype.name == "bfloat16":  # of ml_dtypes, unknown to torch: the same bits
+        return torch.from_numpy(array.view("int16").copy()).view(torch.bfloat16)
+    return torch.from_numpy(array.copy())

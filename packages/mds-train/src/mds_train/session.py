@@ -1,0 +1,204 @@
+"""One run from its configuration to its end: settings, ranks, logs and watchers around the loop."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mds_train.config import TrainConfig
+from mds_train.config.loading import (
+    Setting,
+    Settings,
+    build,
+    document_with_origins,
+    read_toml,
+    read_variables,
+)
+from mds_train.config.megatron_flags import resolve_old_flags
+from mds_train.config.overrides import read_overrides
+from mds_train.errors import InputError
+from mds_train.launch import Environment, distributed
+from mds_train.log import FILE_ONLY, logging_to
+from mds_train.watch import watching
+
+if TYPE_CHECKING:
+    import torch
+    from rich.console import Console
+
+    from mds_train.loop import TrainResult
+
+__all__ = [
+    "CONFIG_FILE",
+    "check_new_run",
+    "check_store",
+    "perform",
+    "settings_of_new_run",
+    "settings_of_resumed_run",
+]
+
+logger = logging.getLogger(__name__)
+
+CONFIG_FILE = "config.toml"
+"""The resolved configuration inside the folder of a run."""
+
+_PATHS = ("data.store", "checkpoint.load", "train.run_dir")
+
+
+def settings_of_new_run(
+    path: Path, arguments: Sequence[str], *, environment: Environment, prog: str
+) -> Settings:
+    """Merge a configuration file, MDS_* variables and the command line.
+
+    Raises:
+        InputError: If the file or a variable is wrong.
+        UsageError: If an option is wrong.
+    """
+    overrides = read_overrides(arguments, prog=prog)
+    settings = {
+        **read_toml(path),
+        **read_variables(environment.settings),
+        **overrides.old.settings,
+        **overrides.settings,
+    }
+    return _absolute_paths(resolve_old_flags(overrides.old, settings=settings))
+
+
+def settings_of_resumed_run(
+    run_dir: Path, arguments: Sequence[str], *, environment: Environment, prog: str
+) -> Settings:
+    """Merge the configuration that a run has written with MDS_* variables and the command line.
+
+    Raises:
+        InputError: If the folder is not a run's.
+        UsageError: If an option is wrong.
+    """
+    path = run_dir / CONFIG_FILE
+    if not run_dir.is_dir():
+        raise InputError(f"{run_dir}: there is no such run; check the path.")
+    if not path.is_file():
+        raise InputError(
+            f"{run_dir}: no {CONFIG_FILE}, so this is not the folder of a run; "
+            "`mds-train run CONFIG.toml` starts one."
+        )
+    settings = settings_of_new_run(path, arguments, environment=environment, prog=prog)
+    here = Setting(value=str(run_dir.resolve()), origin="command line RUN_DIR")
+    return {**settings, "train.run_dir": here}
+
+
+def _absolute_paths(settings: Settings) -> Settings:
+    """Make paths absolute, so that the run resumes from any folder."""
+    return {
+        key: replace(item, value=str(Path(item.value).resolve()))
+        if key in _PATHS and item.value
+        else item
+        for key, item in settings.items()
+    }
+
+
+def check_new_run(config: TrainConfig) -> None:
+    """Refuse to start a run over another one.
+
+    Raises:
+        InputError: If the run's folder has checkpoints.
+    """
+    from mds_ckpt.commit import step_folders
+
+    run_dir = Path(config.train.run_dir)
+    checkpoints = run_dir / "checkpoints"
+    found = step_folders(checkpoints) if checkpoints.is_dir() else []
+    if found:
+        raise InputError(
+            f"{run_dir}: this run has checkpoints already (the newest is {found[0].name}); go on "
+            f"with `mds-train resume {run_dir}`, or choose another --train.run-dir."
+        )
+
+
+def check_store(config: TrainConfig) -> None:
+    """Look whether the data is there, before anything is started.
+
+    Raises:
+        InputError: If it is not.
+    """
+    store = Path(config.data.store)
+    if store.exists() or store.with_name(store.name + ".idx").exists():
+        return
+    raise InputError(
+        f"{store}: there is no such token store (data.store); make it with `mds-data preprocess`, "
+        "or correct the path."
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Job:
+    config: TrainConfig
+    settings: Settings
+    environment: Environment
+    console: Console
+    resume: bool
+
+
+def perform(
+    settings: Settings, *, environment: Environment, console: Console, resume: bool
+) -> TrainResult:
+    """Train: connect the ranks, open logs and watchers, run the loop, close everything.
+
+    Args:
+        settings: all layers merged.
+        environment: who this process is.
+        console: where rank 0 prints.
+        resume: go on from the newest checkpoint of the run's folder.
+    """
+    config = build(settings)
+    job = _Job(
+        config=config, settings=settings, environment=environment, console=console, resume=resume
+    )
+    with distributed(
+        environment,
+        device=config.train.device,
+        timeout_seconds=config.parallel.timeout_seconds,
+    ) as device:
+        return _logged(job, device=device)
+
+
+def _logged(job: _Job, *, device: torch.device) -> TrainResult:
+    run_dir, rank = Path(job.config.train.run_dir), job.environment.rank
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with logging_to(run_dir, rank=rank, console=None, json_lines=job.config.watch.json_logs):
+        if rank == 0 and not job.resume:
+            _write_config(run_dir / CONFIG_FILE, job.settings)
+        try:
+            return _watched(job, device=device)
+        except BaseException:
+            logger.error("The run failed.", exc_info=True, extra=FILE_ONLY)  # noqa: G201
+            raise
+
+
+def _watched(job: _Job, *, device: torch.device) -> TrainResult:
+    from mds_train.loop import train
+
+    with watching(
+        job.config,
+        rank=job.environment.rank,
+        console=job.console,
+        device_name=_device_name(device),
+    ) as watchers:
+        return train(job.config, resume=job.resume, watchers=watchers)
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type != "cuda":
+        return ""
+    import torch
+
+    return torch.cuda.get_device_name(device)
+
+
+def _write_config(path: Path, settings: Settings) -> None:
+    """Keep the resolved configuration; where this run was to pause is no part of it."""
+    kept = {key: item for key, item in settings.items() if key != "train.exit_step"}
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(document_with_origins(kept), encoding="utf-8")
+    partial.replace(path)
