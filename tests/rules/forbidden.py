@@ -26,6 +26,8 @@ FORBIDDEN_CALLS = {
 }
 TORCH_FREE = ("mds_ckpt", "mds_data")
 TORCH_ALLOWED = ("mds_data/torch_dataset.py",)
+DEEPSPEED_ALLOWED = "mds_train/engines/"
+ENVIRONMENT_ALLOWED = ("mds_train/launch.py", "mds_kernels/preference.py", "/testing.py")
 
 
 def dotted(node: ast.expr) -> str:
@@ -65,8 +67,16 @@ def fault_of_import(node: ast.Import | ast.ImportFrom, path: Path) -> str | None
         if top in {"pickle", "dill", "cloudpickle", "shelve"}:
             return f"import of {top}: its loaders run code from the file"
         light = any(part in TORCH_FREE for part in path.parts)
-        if top in {"torch", "deepspeed"} and light and not str(path).endswith(TORCH_ALLOWED):
+        if top == "deepspeed" and DEEPSPEED_ALLOWED not in path.as_posix():
+            return f"import of deepspeed: only {DEEPSPEED_ALLOWED} may"
+        if top == "torch" and light and not str(path).endswith(TORCH_ALLOWED):
             return f"import of {top}: this package runs without a training stack"
+    return None
+
+
+def fault_of_attribute(node: ast.Attribute, path: Path) -> str | None:
+    if dotted(node) == "os.environ" and not path.as_posix().endswith(ENVIRONMENT_ALLOWED):
+        return "os.environ: the environment is read in one place and passed on"
     return None
 
 
@@ -77,6 +87,8 @@ def faults(path: Path) -> list[str]:
         fault = None
         if isinstance(node, ast.Call):
             fault = fault_of_call(node)
+        elif isinstance(node, ast.Attribute):
+            fault = fault_of_attribute(node, path)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             fault = fault_of_import(node, path)
         if fault:

@@ -30,14 +30,24 @@ def test_a_dangerous_call_is_found(tmp_path: Path, code: str) -> None:
     assert main([str(tmp_path)]) == 1
 
 
-@pytest.mark.parametrize("code", ["import torch", "from deepspeed import initialize"])
-def test_torch_is_found_only_in_the_light_packages(tmp_path: Path, code: str) -> None:
-    for package in ("mds_ckpt", "mds_core"):
-        (tmp_path / package).mkdir()
-        (tmp_path / package / "a.py").write_text(code)
+@pytest.mark.parametrize(
+    ("code", "right", "wrong"),
+    [
+        ("import torch", "mds_core/a.py", "mds_ckpt/a.py"),
+        ("import torch", "mds_data/torch_dataset.py", "mds_data/reader.py"),
+        ("from deepspeed import initialize", "mds_train/engines/deepspeed.py", "mds_train/loop.py"),
+        ("x = os.environ['HOME']", "mds_train/launch.py", "mds_train/loop.py"),
+    ],
+)
+def test_some_things_are_right_in_one_place_only(
+    tmp_path: Path, code: str, right: str, wrong: str
+) -> None:
+    for name in (right, wrong):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(code)
 
-    assert len(faults(tmp_path / "mds_ckpt" / "a.py")) == 1
-    assert faults(tmp_path / "mds_core" / "a.py") == []
+    assert faults(tmp_path / right) == []
+    assert len(faults(tmp_path / wrong)) == 1
 
 
 def test_harmless_code_passes(tmp_path: Path) -> None:
