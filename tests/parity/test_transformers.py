@@ -1,0 +1,193 @@
+"""GPT computes what transformers computes: same weights, same logits.
+
+The maps between the two namings are written here anew, apart from those of mds-ckpt, so that a
+mistake in one cannot hide in the other.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+from mds_core import GPTConfig, ProcessGroups
+from mds_core.models import GPT
+from mds_kernels.testing import TOLERANCES
+
+VOCAB, POSITIONS, HIDDEN, HEADS, LAYERS = 131, 32, 48, 6, 2
+LLAMA_LIKE = {
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 80,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": POSITIONS,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "attn_implementation": "eager",
+}
+OURS = {
+    "num_layers": LAYERS,
+    "hidden_size": HIDDEN,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": 2,
+    "ffn_hidden_size": 80,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": POSITIONS,
+    "position_embedding": "rope",
+    "activation": "swiglu",
+    "normalization": "rmsnorm",
+    "norm_epsilon": 1e-6,
+    "add_bias": False,
+    "tie_embeddings": False,
+}
+
+
+def rope(theta: float) -> dict:
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
+
+
+def gpt2():
+    theirs = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=VOCAB,
+            n_positions=POSITIONS,
+            n_embd=HIDDEN,
+            n_layer=LAYERS,
+            n_head=HEADS,
+            attn_implementation="eager",
+        )
+    )
+    ours = GPTConfig(
+        num_layers=LAYERS,
+        hidden_size=HIDDEN,
+        num_attention_heads=HEADS,
+        vocab_size=VOCAB,
+        max_position_embeddings=POSITIONS,
+        activation="gelu_tanh",
+    )
+    return theirs, ours, from_gpt2
+
+
+def llama():
+    config = transformers.LlamaConfig(**LLAMA_LIKE, **rope(10000.0))
+    return transformers.LlamaForCausalLM(config), GPTConfig(**OURS), from_llama
+
+
+def llama_mqa_tied():
+    changed = {"num_key_value_heads": 1, "tie_word_embeddings": True}
+    config = transformers.LlamaConfig(**LLAMA_LIKE | changed, **rope(500000.0))
+    ours = {"num_key_value_heads": 1, "tie_embeddings": True, "rope_theta": 500000.0}
+    return transformers.LlamaForCausalLM(config), GPTConfig(**OURS | ours), from_llama
+
+
+def mistral():
+    config = transformers.MistralConfig(**LLAMA_LIKE, sliding_window=7, **rope(10000.0))
+    return (
+        transformers.MistralForCausalLM(config),
+        GPTConfig(**OURS, sliding_window=7),
+        from_llama,
+    )
+
+
+def qwen2():
+    config = transformers.Qwen2Config(**LLAMA_LIKE, **rope(1000000.0))
+    ours = GPTConfig(**OURS, add_qkv_bias=True, rope_theta=1000000.0)
+    return transformers.Qwen2ForCausalLM(config), ours, from_llama
+
+
+def qwen3():
+    config = transformers.Qwen3Config(**LLAMA_LIKE, head_dim=16, **rope(1000000.0))
+    ours = GPTConfig(**OURS, head_dim=16, qk_norm=True, rope_theta=1000000.0)
+    return transformers.Qwen3ForCausalLM(config), ours, from_llama
+
+
+def from_gpt2(theirs: dict, config: GPTConfig) -> dict:
+    ours = {
+        "embedding.word_embeddings.weight": theirs["transformer.wte.weight"],
+        "embedding.position_embeddings.weight": theirs["transformer.wpe.weight"],
+    }
+    for kind in ("weight", "bias"):
+        ours[f"decoder.final_layernorm.{kind}"] = theirs[f"transformer.ln_f.{kind}"]
+        for layer in range(config.num_layers):
+            old, new = f"transformer.h.{layer}", f"decoder.layers.{layer}"
+            ours[f"{new}.input_layernorm.{kind}"] = theirs[f"{old}.ln_1.{kind}"]
+            ours[f"{new}.pre_mlp_layernorm.{kind}"] = theirs[f"{old}.ln_2.{kind}"]
+            # Conv1D keeps [in, out]; its columns are all queries, all keys, all values.
+            query, key, value = transposed(theirs[f"{old}.attn.c_attn.{kind}"]).chunk(3)
+            ours[f"{new}.self_attention.linear_qkv.{kind}"] = grouped(query, key, value, config)
+            for a, b in (
+                ("attn.c_proj", "self_attention.linear_proj"),
+                ("mlp.c_fc", "mlp.linear_fc1"),
+                ("mlp.c_proj", "mlp.linear_fc2"),
+            ):
+                ours[f"{new}.{b}.{kind}"] = transposed(theirs[f"{old}.{a}.{kind}"])
+    return ours
+
+
+def transposed(tensor):
+    return tensor.mT if tensor.dim() == 2 else tensor
+
+
+def from_llama(theirs: dict, config: GPTConfig) -> dict:
+    ours = {
+        "embedding.word_embeddings.weight": theirs["model.embed_tokens.weight"],
+        "decoder.final_layernorm.weight": theirs["model.norm.weight"],
+    }
+    if not config.tie_embeddings:
+        ours["output_layer.weight"] = theirs["lm_head.weight"]
+    for layer in range(config.num_layers):
+        old, new = f"model.layers.{layer}", f"decoder.layers.{layer}"
+        gate, up = (theirs[f"{old}.mlp.{half}_proj.weight"] for half in ("gate", "up"))
+        ours |= {
+            f"{new}.input_layernorm.weight": theirs[f"{old}.input_layernorm.weight"],
+            f"{new}.pre_mlp_layernorm.weight": theirs[f"{old}.post_attention_layernorm.weight"],
+            f"{new}.self_attention.linear_proj.weight": theirs[f"{old}.self_attn.o_proj.weight"],
+            f"{new}.mlp.linear_fc1.weight": torch.cat([gate, up]),
+            f"{new}.mlp.linear_fc2.weight": theirs[f"{old}.mlp.down_proj.weight"],
+        }
+        for kind in ("weight", "bias") if config.qkv_bias else ("weight",):
+            parts = [theirs[f"{old}.self_attn.{letter}_proj.{kind}"] for letter in "qkv"]
+            ours[f"{new}.self_attention.linear_qkv.{kind}"] = grouped(*parts, config)
+        if config.qk_norm:
+            for letter in "qk":
+                weight = theirs[f"{old}.self_attn.{letter}_norm.weight"]
+                ours[f"{new}.self_attention.{letter}_layernorm.weight"] = weight
+    return ours
+
+
+def grouped(query, key, value, config: GPTConfig):
+    """Interleave rows so that each key/value head follows its query heads."""
+    per_group = config.num_attention_heads // config.kv_heads * config.channels
+    rows = []
+    for group in range(config.kv_heads):
+        rows.append(query[group * per_group : (group + 1) * per_group])
+        own = slice(group * config.channels, (group + 1) * config.channels)
+        rows += [key[own], value[own]]
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("family", [gpt2, llama, llama_mqa_tied, mistral, qwen2, qwen3])
+def test_logits_equal_those_of_transformers(family) -> None:
+    torch.manual_seed(0)
+    theirs, config, translate = family()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.normal_(std=0.2)
+    model = GPT(config, ProcessGroups.single())
+    weights = translate(theirs.state_dict(), config)
+    assert set(weights) == {name for name, _ in model.named_parameters()}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.zero_()[: len(weights[name])] = weights[name]
+    tokens = torch.randint(0, VOCAB, (3, POSITIONS))
+
+    with torch.no_grad():
+        expected = theirs.eval()(tokens).logits
+        actual = model.eval()(tokens)
+
+    assert expected.abs().max() > 0.5
+    assert config.num_params() == sum(parameter.numel() for parameter in theirs.parameters())
+    tolerance = TOLERANCES["transformers_logits_float32"]
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
