@@ -11,9 +11,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from mds_ckpt.build import item_size
 from mds_ckpt.dtype import numpy_dtype
@@ -24,6 +22,11 @@ from mds_ckpt.records import StorageRef, TensorRef
 from mds_ckpt.regular_file import OpenFile, RegularFile
 from mds_ckpt.unpickle import PickleError, PickleLimits, Unpickled, unpickle
 from mds_ckpt.zip_directory import Member, locate, read_directory
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, np.dtype[Any]]
 
 __all__ = ["TorchFile", "open_torch_file", "read_pickle_file"]
 
@@ -63,9 +66,7 @@ class TorchFile:
         self.value = unpickled.value
         self.storages = unpickled.storages
 
-    def read(
-        self, tensor: TensorRef, *, start: int = 0, stop: int | None = None
-    ) -> np.ndarray[Any, np.dtype[Any]]:
+    def read(self, tensor: TensorRef, *, start: int = 0, stop: int | None = None) -> Array:
         """Elements ``[start, stop)`` of the flattened ``tensor``; in its own shape when all.
 
         Returns:
@@ -95,10 +96,10 @@ class TorchFile:
     def _is_zip(self) -> bool:
         return all(place.member is not None for place in self._places.values())
 
-    def _read_span(
-        self, tensor: TensorRef, first: int, last: int
-    ) -> np.ndarray[Any, np.dtype[Any]]:
+    def _read_span(self, tensor: TensorRef, first: int, last: int) -> Array:
         """Elements ``[first, last)`` of the tensor's storage."""
+        import numpy as np
+
         size = item_size(tensor.dtype)
         data = bytearray((last - first) * size)
         if data:
@@ -108,7 +109,9 @@ class TorchFile:
                 file.read_into(memoryview(data), base + first * size)
         return np.frombuffer(data, dtype=numpy_dtype(tensor.dtype))
 
-    def _read_strided(self, tensor: TensorRef) -> np.ndarray[Any, np.dtype[Any]]:
+    def _read_strided(self, tensor: TensorRef) -> Array:
+        import numpy as np
+
         steps = zip(tensor.shape, tensor.stride, strict=True)
         reach = sum((extent - 1) * step for extent, step in steps)
         span = self._read_span(tensor, tensor.offset, tensor.offset + reach + 1)

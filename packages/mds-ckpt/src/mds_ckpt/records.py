@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = [
     "EnumRecord",
@@ -111,8 +112,10 @@ class NumpyArray:
     data: bytes = b""
     fortran_order: bool = False
 
-    def numpy(self) -> np.ndarray:
+    def numpy(self) -> np.ndarray[Any, np.dtype[Any]]:
         """A read-only array over the stored bytes."""
+        import numpy as np
+
         order: Literal["F", "C"] = "F" if self.fortran_order else "C"
         return np.frombuffer(self.data, dtype=np.dtype(self.dtype)).reshape(self.shape, order=order)
 

@@ -88,7 +88,7 @@ def save_torch_file(path: Path, value: Any) -> None:
 
 
 def _blocks(array: np.ndarray[Any, np.dtype[Any]] | ArrayLike) -> Sequence[memoryview]:
-    values = array if isinstance(array, np.ndarray) else array.numpy()
+    values = np.asarray(array) if isinstance(array, np.ndarray | np.generic) else array.numpy()
     flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
     view: memoryview = flat.data
     return [view[at : at + _BLOCK] for at in range(0, len(view), _BLOCK)]
