@@ -6,7 +6,7 @@ The bytes of a store depend on the inputs, the tokenizer and the arguments, neve
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -34,7 +34,7 @@ from mds_data.tokenizers import Tokenizer, TokenizerSpec, load_tokenizer
 from mds_data.tokenizers.protocol import TokenizerError
 from mds_data.writer import StoreWriter, TokenizerFile
 
-__all__ = ["PreprocessConfig", "Progress", "output_path", "preprocess"]
+__all__ = ["PreprocessConfig", "Progress", "preprocess"]
 
 _BATCH_BYTES = 2**19
 _BATCH_RECORDS = 4096
@@ -46,10 +46,9 @@ class PreprocessConfig:
 
     inputs: tuple[str, ...]
     """Paths and globs."""
-    output: Path
-    """The store; with several keys ``OUTPUT_KEY`` each."""
+    outputs: Mapping[str, Path]
+    """The store of each JSON key; text files have their text under every key."""
     tokenizer: TokenizerSpec
-    json_keys: tuple[str, ...] = ("text",)
     append_eod: bool = False
     """End each document with the tokenizer's end-of-document id, counted in its length."""
     split: str | None = None
@@ -66,11 +65,8 @@ class PreprocessConfig:
     def __post_init__(self) -> None:
         if self.workers < 1:
             raise ValueError(f"workers ({self.workers}) must be at least 1.")
-        if not self.json_keys:
+        if not self.outputs:
             raise ValueError("at least one JSON key is needed, such as 'text'.")
-        bad = [key for key in self.json_keys if len(self.json_keys) > 1 and set(key) & set("/\\:")]
-        if bad:
-            raise ValueError(f"the key {bad[0]!r} can't be part of a store's name.")
         split_ranges(self.split)
 
 
@@ -82,13 +78,6 @@ class Progress:
     bytes_total: int
     documents: int
     tokens: int
-
-
-def output_path(config: PreprocessConfig, *, key: str) -> Path:
-    """Return the store that one JSON key is written to."""
-    if len(config.json_keys) == 1:
-        return config.output
-    return config.output.with_name(f"{config.output.name}_{key}")
 
 
 def preprocess(
@@ -110,8 +99,7 @@ def preprocess(
         TokenizerError: The tokenizer can't be loaded, or has no token to end a document with.
         StoreError: The output exists.
     """
-    outputs = {key: output_path(config, key=key) for key in config.json_keys}
-    for path in outputs.values():
+    for path in config.outputs.values():
         check_free(path, overwrite=config.overwrite)
     source = _Source(config)
     tokenizer = load_tokenizer(config.tokenizer)
@@ -120,7 +108,7 @@ def preprocess(
     with ExitStack() as stack:
         writers = {
             key: stack.enter_context(_open_writer(path, config=config, tokenizer=tokenizer))
-            for key, path in outputs.items()
+            for key, path in config.outputs.items()
         }
         for batch in _encoded(source, config=config, tokenizer=tokenizer):
             if on_problems is not None and batch.problems:
@@ -131,7 +119,7 @@ def preprocess(
             if on_progress is not None:
                 on_progress(_progress(source, writers))
         report = PreprocessReport(
-            outputs=outputs,
+            outputs=dict(config.outputs),
             documents={key: writer.num_documents for key, writer in writers.items()},
             tokens={key: writer.num_tokens for key, writer in writers.items()},
             inputs=tuple(source.done),
@@ -140,7 +128,7 @@ def preprocess(
         _check_not_empty(report, config=config)
         for writer in writers.values():
             writer.commit(provenance=_provenance(report, config=config))
-    for path in outputs.values():
+    for path in config.outputs.values():
         settle_output(path, overwrite=config.overwrite)
     return report
 
@@ -206,7 +194,7 @@ def _make_encoder(config: PreprocessConfig) -> Encoder:
 def _encoder(tokenizer: Tokenizer, *, config: PreprocessConfig) -> Encoder:
     return Encoder(
         tokenizer,
-        keys=config.json_keys,
+        keys=tuple(config.outputs),
         append_eod=config.append_eod,
         dtype=token_dtype(tokenizer.vocab_size),
     )
@@ -302,7 +290,7 @@ def _progress(source: _Source, writers: dict[str, StoreWriter]) -> Progress:
 
 def _provenance(report: PreprocessReport, *, config: PreprocessConfig) -> dict[str, Any]:
     arguments = {
-        "json_keys": list(config.json_keys),
+        "json_keys": list(config.outputs),
         "append_eod": config.append_eod,
         "split": config.split,
         "layout": config.layout,

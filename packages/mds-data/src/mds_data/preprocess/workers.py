@@ -17,7 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
-__all__ = ["WorkerError", "map_in_order"]
+__all__ = ["WorkerError", "keep_to_one_thread", "map_in_order"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -71,6 +71,14 @@ def _in_order(executor: ProcessPoolExecutor, items: Iterable[Item], *, most: int
         yield waiting.popleft().result()
 
 
+def keep_to_one_thread() -> None:
+    """Let the tokenizers library start no threads: one process is one core here.
+
+    Set for the library only (it asks the C environment at each call), and for this process's life.
+    """
+    os.putenv("TOKENIZERS_PARALLELISM", "false")
+
+
 class _Worker:
     """The function of this worker process."""
 
@@ -80,8 +88,7 @@ class _Worker:
 def _start_worker(make: Callable[[], Callable[[Any], Any]]) -> None:
     # Ctrl-C reaches the whole group; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # One process is one core here; the tokenizer's own threads would only fight over it.
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    keep_to_one_thread()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _Worker.function = staticmethod(make())
 

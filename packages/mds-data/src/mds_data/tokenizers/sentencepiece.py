@@ -100,6 +100,8 @@ def load_sentencepiece_tokenizer(
         *(f"<extra_id_{i}>" for i in range(extra_ids)),
     ]
     content = read_model_file(path)
+    if not content:
+        raise TokenizerError(f"{path} is not a SentencePiece model: it is empty.")
     try:
         return SentencePieceTokenizer(
             content,

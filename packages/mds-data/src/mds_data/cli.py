@@ -1,0 +1,67 @@
+"""The command line of mds-data: what there is, and how each command is spelled.
+
+Each command's work is imported when it runs, so that ``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from mds_data.cli_errors import exit_code, sentence
+from mds_data.cli_parser import add_preprocess, add_sample_corpus, add_train_tokenizer
+
+__all__ = ["build_parser", "main"]
+
+_DESCRIPTION = """\
+Build, check and read token datasets. A dataset is a store: a folder of Zarr arrays that a trainer
+reads at the speed of a memory map, and a manifest that knows every file in it."""
+
+_EXAMPLES = """\
+from nothing to a dataset, without a download:
+  mds-data sample-corpus --output corpus.jsonl
+  mds-data train-tokenizer --input corpus.jsonl --vocab-size 8192 --output tokenizer.json
+  mds-data preprocess --input corpus.jsonl --tokenizer tokenizer.json --append-eod \\
+                      --split 95,5,0 --output store
+  mds-data inspect store
+
+exit codes: 0 done, 1 a check found a difference, 2 wrong usage, 3 input rejected, 4 disk full, no
+permission or a worker lost. Add --debug to a command to see where an error came from."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    parser = build_parser()
+    try:
+        arguments = parser.parse_args(argv)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 2
+    module, _, function = str(arguments.run).partition(":")
+    try:
+        code: int = getattr(importlib.import_module(module), function)(arguments)
+    except BrokenPipeError:
+        sys.stderr.close()  # The reader of our output (a pager, head) has gone; that is no error.
+        return 0
+    except (ValueError, OSError, MemoryError, ImportError, KeyboardInterrupt) as error:
+        if arguments.debug:
+            raise
+        sys.stderr.write(f"mds-data {arguments.command}: {sentence(error)}\n")
+        return exit_code(error)
+    return code
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="mds-data",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    add_sample_corpus(commands)
+    add_train_tokenizer(commands)
+    add_preprocess(commands)
+    return parser

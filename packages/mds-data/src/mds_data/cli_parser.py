@@ -1,0 +1,271 @@
+"""How the commands that read text are spelled: sample-corpus, train-tokenizer, preprocess."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
+
+__all__ = ["add_preprocess", "add_sample_corpus", "add_train_tokenizer", "command"]
+
+
+def command(
+    commands: Commands,
+    name: str,
+    *,
+    run: str,
+    help: str,
+    description: str,
+    examples: str = "",
+) -> argparse.ArgumentParser:
+    """Add one command; ``run`` is ``module:function``, imported when the command is used."""
+    parser = commands.add_parser(
+        name,
+        help=help,
+        description=description,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_sample_corpus(commands: Commands) -> None:
+    """Add sample-corpus."""
+    parser = command(
+        commands,
+        "sample-corpus",
+        run="mds_data.cli_text:sample_corpus",
+        help="write 3 MB of English text that every Python carries",
+        description="Write a small English corpus as JSON lines: Python's help topics and the\n"
+        "documentation of its standard library. Nothing is downloaded, nothing is imported.",
+        examples="example:\n  mds-data sample-corpus --output corpus.jsonl",
+    )
+    parser.add_argument("--output", type=Path, required=True, metavar="F", help="file to write")
+    parser.add_argument(
+        "--seed", type=int, default=1234, help="order of the documents (%(default)s)"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+
+
+def add_train_tokenizer(commands: Commands) -> None:
+    """Add train-tokenizer."""
+    parser = command(
+        commands,
+        "train-tokenizer",
+        run="mds_data.cli_text:train_tokenizer",
+        help="train a tokenizer on text",
+        description="Train a tokenizer of exactly --vocab-size tokens. The same input gives the\n"
+        "same file, byte for byte.",
+        examples="examples:\n"
+        "  mds-data train-tokenizer --input corpus.jsonl --vocab-size 8192 \\\n"
+        "                           --output tokenizer.json\n"
+        "  mds-data train-tokenizer --input 'data/*.jsonl.gz' --model unigram \\\n"
+        "                           --vocab-size 32000 --output tokenizer.model",
+    )
+    _add_inputs(parser)
+    parser.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        metavar="F",
+        help="its file: .json, or .model for unigram",
+    )
+    parser.add_argument(
+        "--vocab-size", type=int, required=True, metavar="N", help="tokens, special ones included"
+    )
+    parser.add_argument(
+        "--model",
+        choices=["bpe", "wordpiece", "unigram"],
+        default="bpe",
+        help="bpe as GPT-2, wordpiece as BERT, unigram by SentencePiece (%(default)s)",
+    )
+    parser.add_argument(
+        "--special-tokens",
+        nargs="+",
+        default=["<|endoftext|>"],
+        metavar="TOKEN",
+        help="take the first ids; the first one ends a document (%(default)s)",
+    )
+    parser.add_argument(
+        "--min-frequency",
+        type=int,
+        default=2,
+        metavar="N",
+        help="a pair must stand N times to become a token (%(default)s)",
+    )
+    parser.add_argument("--cased", action="store_true", help="wordpiece: keep case and accents")
+    parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+
+
+def _add_inputs(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("input")
+    group.add_argument(
+        "--input",
+        nargs="+",
+        action="extend",
+        required=True,
+        metavar="F",
+        help="JSON lines or text (.jsonl, .txt; .gz .bz2 .xz .zst): files or quoted globs",
+    )
+    group.add_argument(
+        "--json-keys",
+        nargs="+",
+        default=["text"],
+        metavar="KEY",
+        help="members that hold text (%(default)s)",
+    )
+    group.add_argument(
+        "--input-format",
+        choices=["auto", "jsonl", "text"],
+        default="auto",
+        help="auto: by the file's suffix (%(default)s)",
+    )
+    group.add_argument(
+        "--text-unit",
+        choices=["document", "paragraph", "line"],
+        default="document",
+        help="what one document of a text file is: the file, a paragraph, a line (%(default)s)",
+    )
+    group.add_argument(
+        "--on-error",
+        choices=["fail", "skip"],
+        default="fail",
+        help="a broken line stops the work, or is left out and counted (%(default)s)",
+    )
+
+
+def add_preprocess(commands: Commands) -> None:
+    """Add preprocess, with Megatron's flags."""
+    parser = command(
+        commands,
+        "preprocess",
+        run="mds_data.cli_preprocess:preprocess",
+        help="turn text into a token store",
+        description="Tokenise text into a store. The result does not depend on the number of\n"
+        "workers; empty documents are left out and counted; a special token's spelling in a text\n"
+        "is text.",
+        examples="examples:\n"
+        "  mds-data preprocess --input corpus.jsonl --tokenizer tokenizer.json --append-eod \\\n"
+        "                      --split 95,5,0 --output store\n"
+        "  mds-data preprocess --input 'web/*.jsonl.gz' books.txt --append-eod --workers 8 \\\n"
+        "                      --tokenizer llama/tokenizer.model --on-error skip --output store\n"
+        "as with Megatron's preprocess_data.py:\n"
+        "  mds-data preprocess --input corpus.jsonl --tokenizer-type GPT2BPETokenizer \\\n"
+        "                      --vocab-file gpt2-vocab.json --merge-file gpt2-merges.txt \\\n"
+        "                      --append-eod --workers 8 --output-prefix my-gpt2",
+    )
+    _add_inputs(parser)
+    output = parser.add_argument_group("output").add_mutually_exclusive_group(required=True)
+    output.add_argument(
+        "--output", type=Path, metavar="STORE", help="the store; with several keys STORE_KEY each"
+    )
+    output.add_argument(
+        "--output-prefix",
+        type=Path,
+        metavar="P",
+        help="Megatron's spelling: the store is P_KEY_document",
+    )
+    _add_store_options(parser)
+    _add_tokenizer(parser)
+    _add_old_flags(parser)
+
+
+def _add_store_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--append-eod", action="store_true", help="end each document with the end-of-document token"
+    )
+    parser.add_argument(
+        "--split",
+        metavar="A,B,C",
+        help="shares of train, valid and test, by documents, such as 95,5,0",
+    )
+    parser.add_argument(
+        "--layout",
+        choices=["hot", "archive"],
+        default="hot",
+        help="hot: for training; archive: compressed (%(default)s)",
+    )
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="processes; all cores when left out"
+    )
+    parser.add_argument(
+        "--report", type=Path, metavar="F", help="write every problem as a JSON line to F"
+    )
+    parser.add_argument(
+        "--log-interval",
+        type=int,
+        metavar="N",
+        help="in a log: a line every N documents, instead of every 10 s",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace the store if it exists")
+
+
+def _add_tokenizer(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("tokenizer")
+    group.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="F",
+        help="tokenizer.json, tokenizer.model, or their folder",
+    )
+    group.add_argument(
+        "--tokenizer-type",
+        choices=[
+            "HFTokenizer",
+            "GPT2BPETokenizer",
+            "BertWordPieceLowerCase",
+            "BertWordPieceCase",
+            "SentencePieceTokenizer",
+            "GPTSentencePieceTokenizer",
+            "NullTokenizer",
+        ],
+        help="Megatron's names, with the files below",
+    )
+    group.add_argument(
+        "--tokenizer-model",
+        type=Path,
+        metavar="F",
+        help="of HFTokenizer and the SentencePiece ones",
+    )
+    group.add_argument(
+        "--vocab-file", type=Path, metavar="F", help="of GPT2BPETokenizer and the Bert ones"
+    )
+    group.add_argument("--merge-file", type=Path, metavar="F", help="of GPT2BPETokenizer")
+    group.add_argument("--vocab-size", type=int, metavar="N", help="of NullTokenizer")
+    group.add_argument(
+        "--vocab-extra-ids",
+        type=int,
+        default=0,
+        metavar="N",
+        help="T5's sentinels after the vocabulary",
+    )
+    group.add_argument(
+        "--eod-token",
+        metavar="TOKEN",
+        help="the token that ends a document; found by its usual names when left out",
+    )
+    group.add_argument(
+        "--allow-special-tokens",
+        action="store_true",
+        help="a special token's spelling in a text becomes that token",
+    )
+
+
+def _add_old_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "accepted for old scripts", "They change nothing here; each says why when it is used."
+    )
+    group.add_argument("--dataset-impl", choices=["lazy", "cached", "mmap"])
+    group.add_argument("--chunk-size", type=int, metavar="N")
+    group.add_argument("--partitions", type=int, metavar="N")
+    group.add_argument("--seq-length", type=int, metavar="N")
+    group.add_argument("--lang", metavar="LANGUAGE")
+    group.add_argument("--split-sentences", action="store_true")
+    group.add_argument("--keep-newlines", action="store_true")
+    group.add_argument("--trust-remote-code", nargs="?", const="true")
