@@ -95,6 +95,24 @@ def batch(config: GPTConfig, step: int) -> tuple[torch.Tensor, ...]:
     return window[:, :-1], window[:, 1:], mask
 
 
+class AdamW:
+    """Plain AdamW in ten lines: importing torch.optim's takes longer than a whole test."""
+
+    def __init__(self, parameters) -> None:
+        self.states = [(p, torch.zeros_like(p), torch.zeros_like(p)) for p in parameters]
+        self.step_number = 0
+
+    @torch.no_grad()
+    def step(self, lr=1e-2, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.1) -> None:
+        self.step_number += 1
+        for p, mean, square in self.states:
+            p.mul_(1 - lr * weight_decay)
+            mean.mul_(beta1).add_(p.grad, alpha=1 - beta1)
+            square.mul_(beta2).addcmul_(p.grad, p.grad, value=1 - beta2)
+            size = (square / (1 - beta2**self.step_number)).sqrt_().add_(eps)
+            p.addcdiv_(mean, size, value=-lr / (1 - beta1**self.step_number))
+
+
 def build(cell: Cell, groups: ProcessGroups) -> GPT:
     model = GPT(cell.config, groups, seed=7, dtype=cell.dtype, execution=cell.execution)
     with torch.no_grad():
@@ -124,14 +142,14 @@ def _no_communication(ctx, grad):
 
 def _train(cell: Cell, groups: ProcessGroups) -> Trace:
     model = build(cell, groups)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+    optimizer = AdamW(model.parameters())
     trace = Trace(losses=[], gradients=[], parameters=[])
     for step in range(cell.steps):
         tokens, labels, mask = batch(cell.config, step)
         key = DropoutKey(seed=5, samples=torch.arange(3) + 3 * step)
         result = model(tokens, labels, loss_mask=mask, dropout_key=key)
         loss = result.loss_sum / mask.sum()
-        optimizer.zero_grad()
+        model.zero_grad()
         loss.backward()
         gradients = {name: p.grad for name, p in model.named_parameters()}
         trace.losses.append(loss.item())

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from core_cells import GPT2, LLAMA_GQA, QWEN3, Cell, Trace, train, train_all
+from core_cells import GPT2, LLAMA_GQA, QWEN3, Cell, Trace, train_all
 
 from mds_core.config import Execution
 from mds_core.groups import Layout
@@ -28,6 +28,7 @@ CELLS = {
     "gpt-fp32": Cell(config=GPT2, dtype=torch.float32),
     "llama-gqa-fp32": Cell(config=LLAMA_GQA, dtype=torch.float32),
 }
+BROKEN = {"broken": Cell(config=LLAMA_GQA, broken="_Copy", steps=1)}
 TP4 = {name: CELLS[name] for name in ("gpt-sequence-parallel-dropout-full", "llama-gqa")}
 
 
@@ -39,8 +40,8 @@ def one_process() -> dict[str, Trace]:
 
 @pytest.fixture(scope="module")
 def two_ranks() -> dict[str, Trace]:
-    first, second = run_ranks(train_all, 2, CELLS, Layout(tp_size=2))
-    assert [trace.losses for trace in first.values()] == [t.losses for t in second.values()]
+    first, second = run_ranks(train_all, 2, CELLS | BROKEN, Layout(tp_size=2))
+    assert all(first[name].losses == second[name].losses for name in CELLS)
     return first
 
 
@@ -82,12 +83,9 @@ def test_dropout_changes_the_loss(one_process) -> None:
     assert one_process["gpt"].losses[0] != one_process["gpt-dropout"].losses[0]
 
 
-def test_the_check_fails_when_an_all_reduce_is_left_out(one_process) -> None:
-    cell = replace(CELLS["llama-gqa"], broken="_Copy", steps=1)
+def test_the_check_fails_when_an_all_reduce_is_left_out(one_process, two_ranks) -> None:
+    broken, reference = two_ranks["broken"], one_process["llama-gqa"]
 
-    broken = run_ranks(train, 2, cell, Layout(tp_size=2))[0]
-
-    reference = one_process["llama-gqa"]
-    name = "decoder.layers.0.mlp.linear_fc2.weight"
     assert broken.losses[0] == pytest.approx(reference.losses[0])
+    name = "decoder.layers.0.mlp.linear_fc2.weight"
     assert relative_error(broken.gradients[0][name], reference.gradients[0][name]) > 1e-3
