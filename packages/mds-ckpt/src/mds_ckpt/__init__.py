@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mds_ckpt.checkpoint import Checkpoint, LazyTensor
+from mds_ckpt.convert import Report, convert
 from mds_ckpt.errors import (
     CheckpointError,
     LockedError,
@@ -21,8 +22,10 @@ __all__ = [
     "LockedError",
     "MachineError",
     "RejectedError",
+    "Report",
     "UnknownFormatError",
     "UnsupportedError",
     "UsageError",
+    "convert",
     "open_checkpoint",
 ]

@@ -6,10 +6,10 @@ To add a format, add one module to this folder with a module-level ``FORMAT``::
 
 ``detect(path)`` looks at names (and, where names don't settle it, at the first bytes) and never
 raises on foreign files; ``open(path)`` returns a :class:`~mds_ckpt.checkpoint.Checkpoint` with
-canonical names or raises :class:`~mds_ckpt.errors.RejectedError`. ``check`` finds what is missing
-or damaged; without it, verifying reads every tensor. There is no list to extend: modules are found
-by looking into the folder. They are imported before numpy is needed, so they import it (and rich)
-inside functions.
+canonical names or raises :class:`~mds_ckpt.errors.RejectedError`. ``plan`` is there if the format
+can also be written. ``check`` finds what is missing or damaged; without it, verifying reads every
+tensor. There is no list to extend: modules are found by looking into the folder. They are imported
+before numpy is needed, so they import it (and rich) inside functions.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.errors import RejectedError, UnknownFormatError, UsageError
 from mds_ckpt.escape import printable
+from mds_ckpt.plan import Options, Plan
 
 __all__ = ["Format", "Problem", "all_formats", "open_checkpoint"]
 
@@ -68,6 +69,8 @@ class Format:
     """Whether a path looks like this format. Cheap; False for anything else, also for damage."""
     open: Callable[[Path], Checkpoint]
     """Open a path of this format."""
+    plan: Callable[[Checkpoint, Options], Plan] | None = None
+    """How to write a checkpoint in this format; None if that is not possible."""
     check: Callable[[Checkpoint, bool], Iterator[Problem]] = read_every_tensor
     """What is wrong with an opened checkpoint; reads data only if the second argument is true."""
 

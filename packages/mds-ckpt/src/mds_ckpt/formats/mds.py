@@ -32,6 +32,7 @@ from mds_ckpt.manifest import (
     PieceRecord,
     StateRecord,
 )
+from mds_ckpt.plan import Options, Plan
 from mds_ckpt.regular_file import RegularFile
 from mds_ckpt.safetensors_file import (
     SafetensorsFile,
@@ -333,4 +334,12 @@ def _hurt_tensors(folder: Path, manifest: CheckpointManifest, name: str) -> Iter
                     yield Problem(file=name, tensor=f"{parameter} ({state})", reason=error.reason)
 
 
-FORMAT = Format(name="mds", title="mds checkpoint", detect=detect, open=open_mds, check=check)
+def _plan(checkpoint: Checkpoint, options: Options) -> Plan:
+    from mds_ckpt.formats.mds_writer import plan
+
+    return plan(checkpoint, options)
+
+
+FORMAT = Format(
+    name="mds", title="mds checkpoint", detect=detect, open=open_mds, plan=_plan, check=check
+)

@@ -1,0 +1,221 @@
+"""Convert a checkpoint to another format: open, plan, check, write beside, rename.
+
+The source is only read. The target appears by one rename, complete, or not at all.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mds_ckpt.checkpoint import Checkpoint
+from mds_ckpt.commit import lock, publish_folder
+from mds_ckpt.dtype import FLOATS
+from mds_ckpt.errors import LockedError, MachineError, UnsupportedError, UsageError
+from mds_ckpt.escape import printable
+from mds_ckpt.file_operations import (
+    PARTIAL,
+    REAL,
+    FileOperations,
+    partial_path,
+    remove_tree,
+)
+from mds_ckpt.formats import all_formats, open_checkpoint
+from mds_ckpt.lock import LOCK_NAME
+from mds_ckpt.plan import Loss, Options, Plan, check_accounting
+
+SPARE_BYTES = 16 << 20
+"""Room that a conversion leaves on the disk."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """What a conversion did, or with ``dry_run`` would do."""
+
+    source: Path
+    source_format: str
+    target: Path
+    target_format: str
+    num_read: int
+    """Source tensors that were used, each once."""
+    num_written: int
+    """Target tensors, each set once."""
+    dropped: Mapping[str, int]
+    """Source tensors left behind, by state and reason."""
+    nbytes: int
+    losses: Sequence[Loss]
+    notes: Sequence[str]
+    dry_run: bool
+
+
+def convert(
+    source: str | Path,
+    target: str | Path,
+    *,
+    to: str,
+    source_format: str | None = None,
+    dtype: str | None = None,
+    vocab_size: int | None = None,
+    weights_only: bool = False,
+    allow_loss: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    jobs: int = 1,
+    operations: FileOperations = REAL,
+) -> Report:
+    """Convert a checkpoint.
+
+    Args:
+        source: A checkpoint of any format that can be opened. It is never written to.
+        target: The folder that is to appear.
+        to: Format of the target, such as ``"hf"`` or ``"mds"``.
+        source_format: Format of the source where it is ambiguous.
+        dtype: Type of the weights (``"F32"``, ``"BF16"``, ``"F16"``); each keeps its own if None.
+        vocab_size: The true vocabulary, where the source does not know it.
+        weights_only: Leave optimizer state and counters behind.
+        allow_loss: Go on although ``dtype`` can't hold some values.
+        overwrite: Replace a checkpoint that is at ``target`` already.
+        dry_run: Check everything that can be checked without reading data, and write nothing.
+        jobs: Files written at a time.
+        operations: The disk.
+
+    Raises:
+        RejectedError: If the source is refused, or can't be expressed in the target format.
+        UsageError: If the paths or options make no sense.
+        MachineError: If there is too little room.
+    """
+    source, target = Path(source), Path(target)
+    options = Options(
+        dtype=_checked_dtype(dtype),
+        vocab_size=vocab_size,
+        weights_only=weights_only,
+        jobs=_checked_jobs(jobs),
+        allow_loss=allow_loss,
+    )
+    make_plan = _planner(to)
+    checkpoint = open_checkpoint(source, format=source_format)
+    check_paths(checkpoint.path, source, target, overwrite=overwrite)
+    plan = make_plan(checkpoint, options)
+    check_accounting(checkpoint, plan)
+    losses: Sequence[Loss] = ()
+    if not dry_run:
+        check_room(target, plan.nbytes)
+        losses = _write(checkpoint, target, plan, options, operations)
+    return Report(
+        source=checkpoint.path,
+        source_format=checkpoint.format,
+        target=target,
+        target_format=to,
+        num_read=len(plan.used),
+        num_written=plan.num_targets,
+        dropped=Counter(f"{state}: {reason}" for (state, _), reason in plan.dropped.items()),
+        nbytes=plan.nbytes,
+        losses=losses,
+        notes=[*checkpoint.notes, *plan.notes],
+        dry_run=dry_run,
+    )
+
+
+def _checked_dtype(dtype: str | None) -> str | None:
+    if dtype is not None and dtype not in FLOATS:
+        raise UsageError(f"'{dtype}' is no type for weights; take one of {sorted(FLOATS)}")
+    return dtype
+
+
+def _checked_jobs(jobs: int) -> int:
+    if not 1 <= jobs <= 256:
+        raise UsageError(f"--jobs is {jobs}; give a number from 1 to 256")
+    return jobs
+
+
+def _planner(to: str) -> Callable[[Checkpoint, Options], Plan]:
+    formats = all_formats()
+    planners = {name: each.plan for name, each in formats.items() if each.plan is not None}
+    if to not in planners:
+        raise UsageError(f"'{to}' can't be written; take one of {', '.join(planners)}")
+    return planners[to]
+
+
+def check_paths(opened: Path, source: Path, target: Path, *, overwrite: bool) -> None:
+    """Refuse a target that would touch the source, or something that is no checkpoint."""
+    real = target.parent.resolve() / target.name
+    for path in {opened.resolve(), source.resolve()}:
+        if real.is_relative_to(path) or path.is_relative_to(real):
+            raise UsageError(
+                f"{printable(str(target))} lies inside the source, or the source inside it; "
+                f"name a folder beside it"
+            )
+    if target.is_symlink():
+        raise UsageError(f"{printable(str(target))} is a link; name the folder itself")
+    if not target.parent.is_dir():
+        raise UsageError(f"{printable(str(target.parent))} is not a folder; create it first")
+    if not target.exists():
+        return
+    if not overwrite:
+        raise UsageError(f"{printable(str(target))} is there; add --overwrite to replace it")
+    replaceable = target.is_dir() and (
+        not any(target.iterdir()) or any(f.detect(target) for f in all_formats().values())
+    )
+    if not replaceable:
+        raise UsageError(
+            f"{printable(str(target))} is not a checkpoint and is not replaced; remove it yourself"
+        )
+
+
+def check_room(target: Path, nbytes: int) -> None:
+    """Raise MachineError if the disk of ``target`` has no room for ``nbytes``."""
+    free = shutil.disk_usage(target.parent).free
+    if free < nbytes + SPARE_BYTES:
+        raise MachineError(
+            f"{printable(str(target.parent))} has {free} bytes free and {nbytes + SPARE_BYTES} "
+            f"are needed; make room or name another disk"
+        )
+
+
+def _write(
+    checkpoint: Checkpoint,
+    target: Path,
+    plan: Plan,
+    options: Options,
+    operations: FileOperations,
+) -> Sequence[Loss]:
+    remove_remains(target, operations=operations)
+    partial = partial_path(target)
+    operations.make_folder(partial)
+    try:
+        with lock(partial):
+            losses = plan.write(partial, operations)
+            if losses and not options.allow_loss:
+                raise UnsupportedError(
+                    checkpoint.path,
+                    f"{options.dtype} can't hold all values: {'; '.join(map(str, losses[:8]))}",
+                    remedy="choose another --dtype, or accept the loss with --allow-loss",
+                )
+        operations.remove(partial / LOCK_NAME)
+        publish_folder(partial, target, operations=operations)
+    except (Exception, KeyboardInterrupt):
+        if partial.exists():
+            remove_tree(partial)
+        raise
+    return losses
+
+
+def remove_remains(target: Path, *, operations: FileOperations = REAL) -> None:
+    """Remove what a conversion to ``target`` that died left behind; one that runs is an error."""
+    for remains in sorted(target.parent.glob(f"{_literal(target.name)}{PARTIAL}*")):
+        if not remains.is_dir() or remains.is_symlink():
+            continue
+        try:
+            with lock(remains):
+                pass  # nobody writes into it any more
+        except LockedError as error:
+            raise LockedError(f"another conversion to {target} is running: {error}") from None
+        remove_tree(remains, operations=operations)
+
+
+def _literal(name: str) -> str:
+    """``name`` for a glob pattern that matches only it."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)

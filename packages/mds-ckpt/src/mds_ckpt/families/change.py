@@ -1,0 +1,112 @@
+"""How one canonical tensor and its Hugging Face counterparts turn into each other. Pure functions.
+
+Each change is a bijection: ``to_canonical(*to_hf(x))`` is ``x``, bit for bit. Letters: g key/value
+heads (groups), r query heads a group, d head dim, h hidden, f MLP width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Change(Protocol):
+    """One canonical array against one or more of Hugging Face's."""
+
+    def to_hf(self, array: Array) -> tuple[Array, ...]:
+        """The counterparts of a canonical array."""
+        ...
+
+    def to_canonical(self, *arrays: Array) -> Array:
+        """The canonical array that counterparts make."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """Stored alike."""
+
+    def to_hf(self, array: Array) -> tuple[Array, ...]:
+        """The array itself."""
+        return (array,)
+
+    def to_canonical(self, *arrays: Array) -> Array:
+        """The array itself."""
+        return arrays[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Transposed:
+    """GPT-2's Conv1D stores [in, out] where a linear layer stores [out, in]."""
+
+    def to_hf(self, array: Array) -> tuple[Array, ...]:
+        """[out, in] to [in, out]."""
+        return (array.T,)
+
+    def to_canonical(self, *arrays: Array) -> Array:
+        """[in, out] to [out, in]."""
+        return arrays[0].T
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """Two tensors one above the other: ``[gate; up]`` of a gated MLP."""
+
+    def to_hf(self, array: Array) -> tuple[Array, ...]:
+        """[2 f, h] to the gate's and the up projection's [f, h]."""
+        half = array.shape[0] // 2
+        return array[:half], array[half:]
+
+    def to_canonical(self, *arrays: Array) -> Array:
+        """The gate's and the up projection's [f, h] to [2 f, h]."""
+        return np.concatenate(arrays)
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """Rows of query, key and value grouped by key/value head, against three tensors."""
+
+    groups: int
+    queries: int
+    """Query heads of one group."""
+    channels: int
+
+    def to_hf(self, array: Array) -> tuple[Array, ...]:
+        """[g (r + 2) d, ...] to [g r d, ...], [g d, ...], [g d, ...]."""
+        rest = array.shape[1:]
+        parts = array.reshape(self.groups, self.queries + 2, self.channels, *rest)
+        query, key, value = np.split(parts, [self.queries, self.queries + 1], axis=1)
+        return tuple(part.reshape(-1, *rest) for part in (query, key, value))
+
+    def to_canonical(self, *arrays: Array) -> Array:
+        """[g r d, ...], [g d, ...], [g d, ...] to [g (r + 2) d, ...]."""
+        rest = arrays[0].shape[1:]
+        heads = [array.reshape(self.groups, -1, self.channels, *rest) for array in arrays]
+        return np.concatenate(heads, axis=1).reshape(-1, *rest)
+
+
+@dataclass(frozen=True, slots=True)
+class Thirds:
+    """Grouped rows against one tensor: all query rows, all key rows, all value rows.
+
+    ``conv`` is for GPT-2's Conv1D weight, where the rows are columns.
+    """
+
+    grouped: Grouped
+    conv: bool
+
+    def to_hf(self, array: Array) -> tuple[Array, ...]:
+        """[g (r + 2) d, ...] to [q; k; v], transposed for a Conv1D."""
+        thirds = np.concatenate(self.grouped.to_hf(array))
+        return (thirds.T if self.conv else thirds,)
+
+    def to_canonical(self, *arrays: Array) -> Array:
+        """The inverse."""
+        thirds = arrays[0].T if self.conv else arrays[0]
+        rows = self.grouped.groups * self.grouped.channels
+        cuts = [self.grouped.queries * rows, (self.grouped.queries + 1) * rows]
+        return self.grouped.to_canonical(*np.split(thirds, cuts))

@@ -1,0 +1,119 @@
+"""A family's description as data: which tensors it has, under which names, in which shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mds_ckpt.families.change import Change, Same
+from mds_ckpt.manifest import ModelRecord
+
+MOST_LAYERS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A tensor's name and shape."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One canonical tensor, its Hugging Face counterparts, and how they turn into each other."""
+
+    canonical: Target
+    hf: tuple[Target, ...]
+    change: Change
+
+    @property
+    def is_same(self) -> bool:
+        """Whether the two are stored alike, so that parts can be read without the rest."""
+        return isinstance(self.change, Same)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """One kind of model: what it can express, and how it is stored by transformers."""
+
+    name: str
+    """transformers' ``model_type``."""
+    prefix: str
+    """What names of tensors lose when only the base model was saved."""
+    faults: Callable[[ModelRecord], Sequence[str]]
+    """What of a model this family can't express, as sentences; empty if it can all of it."""
+    to_hf_config: Callable[[ModelRecord], dict[str, Any]]
+    """``config.json`` of a model that it can express."""
+    from_hf_config: Callable[[Mapping[str, Any]], ModelRecord]
+    """The model that a ``config.json`` describes; ValueError for what we can't express."""
+    rules: Callable[[ModelRecord], Sequence[Rule]]
+    """All tensors of a model."""
+    ignored: Sequence[str] = ()
+    """Regular expressions of tensors that hold no weights (masks, frequencies)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes that rules are made of, from a model's configuration."""
+
+    layers: int
+    hidden: int
+    heads: int
+    groups: int
+    channels: int
+    width: int
+    positions: int
+    vocab: int
+    """Rows of the embedding: the true vocabulary, or the padded one where padding is kept."""
+
+    @classmethod
+    def of(cls, model: ModelRecord) -> Shape:
+        """The sizes of ``model``, with the defaults of mds-core's configuration."""
+        config = model.config
+        hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        width = config.get("ffn_hidden_size")
+        if width is None:
+            gated = "glu" in str(config.get("activation", "gelu"))
+            width = 8 * hidden // 3 // 64 * 64 if gated else 4 * hidden
+        return cls(
+            layers=config["num_layers"],
+            hidden=hidden,
+            heads=heads,
+            groups=config.get("num_key_value_heads") or heads,
+            channels=config.get("head_dim") or hidden // heads,
+            width=width,
+            positions=config["max_position_embeddings"],
+            vocab=model.padded_vocab_size or model.vocab_size,
+        )
+
+    @property
+    def qkv_rows(self) -> int:
+        """Rows of the fused projection."""
+        return (self.heads + 2 * self.groups) * self.channels
+
+
+def whole_number(config: Mapping[str, Any], key: str, *, most: int = 2**31) -> int:
+    """A size in a ``config.json``; ValueError unless it is a whole number from 1 to ``most``."""
+    value = config.get(key)
+    if type(value) is not int or not 1 <= value <= most:
+        raise ValueError(f"'{key}' is {value!r:.80}, not a whole number from 1 to {most}")
+    return int(value)
+
+
+def number(config: Mapping[str, Any], key: str, default: float) -> float:
+    """A positive number or zero in a ``config.json``; ValueError for anything else."""
+    value = config.get(key, default)
+    if type(value) not in {int, float} or not 0 <= value < math.inf:
+        raise ValueError(f"'{key}' is {value!r:.80}, not a number")
+    return float(value)
+
+
+def flag(config: Mapping[str, Any], key: str, *, default: bool) -> bool:
+    """A switch in a ``config.json``; ValueError unless it is true, false or absent."""
+    value = config.get(key, default)
+    if type(value) is not bool:
+        raise ValueError(f"'{key}' is {value!r:.80}, not true or false")
+    return value

@@ -1,0 +1,235 @@
+"""Hugging Face folders, written: sharded safetensors with index, configuration, companions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mds_ckpt import companions
+from mds_ckpt.checkpoint import Checkpoint
+from mds_ckpt.dtype import ITEM_SIZES
+from mds_ckpt.errors import RejectedError, UnsupportedError
+from mds_ckpt.families import choose
+from mds_ckpt.families.rule import Rule, Target
+from mds_ckpt.file_operations import FileOperations, write_file
+from mds_ckpt.formats.huggingface import INDEX_NAME
+from mds_ckpt.manifest import ModelRecord
+from mds_ckpt.plan import Loss, Options, Plan, cast, target_dtype
+from mds_ckpt.safetensors_file import SafetensorsWriter, TensorSpec
+
+if TYPE_CHECKING:
+    from mds_ckpt.checkpoint import Array
+
+SHARD_BYTES = 5_000_000_000
+_TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
+_TOKEN_IDS = ("bos_token_id", "eos_token_id")
+_VOCABULARY = frozenset({"embedding.word_embeddings.weight", "output_layer.weight"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """One rule and the tensors that it writes."""
+
+    rule: Rule
+    specs: tuple[TensorSpec, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(spec.nbytes for spec in self.specs)
+
+
+def plan(checkpoint: Checkpoint, options: Options, *, shard_bytes: int = SHARD_BYTES) -> Plan:
+    """What writing ``checkpoint`` as a Hugging Face folder takes. Reads no tensor data.
+
+    Args:
+        checkpoint: Any opened checkpoint of a family that transformers has.
+        options: Type and vocabulary; the weights are all that the format holds.
+        shard_bytes: Start a new file before one grows larger than this.
+
+    Raises:
+        RejectedError: If the tensors are not those of the model that the configuration describes.
+        UnsupportedError: If no family of transformers is like the model.
+    """
+    model = _true_vocabulary(checkpoint, options.vocab_size)
+    origin = checkpoint.origin.get("huggingface") or {}
+    try:
+        family = choose(model, prefer=origin.get("model_type"))
+    except ValueError as error:
+        remedy = "convert to another format, or change the model"
+        raise UnsupportedError(checkpoint.path, str(error), remedy=remedy) from None
+    rules = family.rules(model)
+    outputs = _outputs(checkpoint, rules, options.dtype)
+    shards = _shards(outputs, shard_bytes)
+    dtype = _main_dtype(outputs)
+    config = _config(family.to_hf_config(model), origin, dtype)
+    texts = _companions(checkpoint, config)
+
+    def write(folder: Path, operations: FileOperations) -> list[Loss]:
+        losses: list[Loss] = []
+        names = _shard_names(len(shards))
+        with ThreadPoolExecutor(max_workers=options.jobs) as pool:
+            jobs = [
+                pool.submit(_write_shard, checkpoint, shard, folder / name, losses, operations)
+                for name, shard in zip(names, shards, strict=True)
+            ]
+            for job in jobs:
+                job.result()
+        for name, text in {**texts, **_index(names, shards)}.items():
+            write_file(folder / name, text, operations=operations)
+        return losses
+
+    return Plan(
+        used=[("weight", rule.canonical.name) for rule in rules],
+        dropped={
+            (state, name): "the format holds weights only"
+            for state, tensors in checkpoint.states.items()
+            if state != "weight"
+            for name in tensors
+        },
+        num_targets=sum(len(output.specs) for output in outputs),
+        nbytes=sum(output.nbytes for output in outputs) + sum(map(len, texts.values())),
+        write=write,
+        notes=[f"written as {family.name}, {_TORCH_NAMES.get(dtype, dtype)}"],
+    )
+
+
+def _true_vocabulary(checkpoint: Checkpoint, vocab_size: int | None) -> ModelRecord:
+    model = checkpoint.model
+    rows = model.padded_vocab_size or model.vocab_size
+    if vocab_size is not None and not 1 <= vocab_size <= rows:
+        raise RejectedError(
+            checkpoint.path,
+            f"the vocabulary was given as {vocab_size} and the embedding has {rows} rows",
+            remedy=f"give --vocab-size from 1 to {rows}",
+        )
+    vocab = vocab_size or model.vocab_size
+    config = {**model.config, "vocab_size": vocab}
+    return replace(model, vocab_size=vocab, padded_vocab_size=None, config=config)
+
+
+def _outputs(checkpoint: Checkpoint, rules: Sequence[Rule], dtype: str | None) -> Sequence[_Output]:
+    tensors = dict(checkpoint.tensors)
+    outputs = []
+    for rule in rules:
+        name, shape = rule.canonical.name, rule.canonical.shape
+        tensor = tensors.pop(name, None)
+        if tensor is None:
+            raise RejectedError(
+                checkpoint.path,
+                "its model needs it and the checkpoint lacks it",
+                remedy="check the model's configuration in the checkpoint",
+                tensor=name,
+            )
+        cut = name in _VOCABULARY and tensor.shape[1:] == shape[1:] and tensor.shape >= shape
+        if tensor.shape != shape and not cut:
+            raise RejectedError(
+                checkpoint.path,
+                f"it has shape {list(tensor.shape)} and its model gives it {list(shape)}",
+                remedy="check the model's configuration in the checkpoint",
+                tensor=name,
+            )
+        written = target_dtype(tensor.dtype, dtype)
+        specs = tuple(TensorSpec(target.name, written, target.shape) for target in rule.hf)
+        outputs.append(_Output(rule, specs))
+    for name in tensors:
+        raise RejectedError(
+            checkpoint.path,
+            "the model that it belongs to has no such parameter",
+            remedy="check the model's configuration in the checkpoint",
+            tensor=name,
+        )
+    # Wide types first, so that every tensor of a file is aligned to its element size.
+    return sorted(outputs, key=lambda output: -ITEM_SIZES[output.specs[0].dtype])
+
+
+def _shards(outputs: Sequence[_Output], shard_bytes: int) -> list[list[_Output]]:
+    shards: list[list[_Output]] = [[]]
+    filled = 0
+    for output in outputs:
+        if shards[-1] and filled + output.nbytes > shard_bytes:
+            shards.append([])
+            filled = 0
+        shards[-1].append(output)
+        filled += output.nbytes
+    return shards
+
+
+def _shard_names(count: int) -> list[str]:
+    if count == 1:
+        return ["model.safetensors"]
+    return [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+
+
+def _write_shard(
+    checkpoint: Checkpoint,
+    outputs: Sequence[_Output],
+    path: Path,
+    losses: list[Loss],
+    operations: FileOperations,
+) -> None:
+    specs = [spec for output in outputs for spec in output.specs]
+    metadata = {"format": "pt"}
+    with SafetensorsWriter(path, specs, metadata=metadata, operations=operations) as writer:
+        for output in outputs:
+            array = _read(checkpoint, output.rule.canonical)
+            for spec, part in zip(output.specs, output.rule.change.to_hf(array), strict=True):
+                writer.write(spec.name, cast(part, spec.dtype, name=spec.name, losses=losses))
+
+
+def _read(checkpoint: Checkpoint, target: Target) -> Array:
+    return checkpoint.tensor(target.name).read(tuple((0, extent) for extent in target.shape))
+
+
+def _index(names: Sequence[str], shards: Sequence[Sequence[_Output]]) -> dict[str, bytes]:
+    if len(shards) == 1:
+        return {}
+    weight_map = {
+        spec.name: name
+        for name, shard in zip(names, shards, strict=True)
+        for output in shard
+        for spec in output.specs
+    }
+    total = sum(output.nbytes for shard in shards for output in shard)
+    members = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    return {INDEX_NAME: companions.as_json(members)}
+
+
+def _main_dtype(outputs: Sequence[_Output]) -> str:
+    """The type of most of the bytes."""
+    counts: Counter[str] = Counter()
+    for output in outputs:
+        counts[output.specs[0].dtype] += output.nbytes
+    return counts.most_common(1)[0][0]
+
+
+def _config(members: dict[str, Any], origin: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """``config.json``: what we know, and what the folder that it came from said besides."""
+    named = _TORCH_NAMES.get(dtype, "float32")
+    # transformers up to 4 reads the second.
+    members = {**members, "dtype": named, "torch_dtype": named}
+    if origin.get("model_type") == members["model_type"]:
+        return {**origin, **members}
+    return members
+
+
+def _companions(checkpoint: Checkpoint, config: dict[str, Any]) -> dict[str, bytes]:
+    """The folder's texts: configuration, tokenizer, generation settings."""
+    found = {name: path for name, path in checkpoint.companions.items() if name in companions.NAMES}
+    texts = {name: companions.read(path) for name, path in found.items()}
+    end = companions.end_token(found)
+    # Null, not absent: transformers' defaults are ids of somebody else's vocabulary.
+    ends = dict.fromkeys(_TOKEN_IDS, None if end is None else end[1])
+    config = {**ends, "pad_token_id": None, **config}
+    if "tokenizer.json" in found and "tokenizer_config.json" not in found:
+        longest = checkpoint.config["max_position_embeddings"]
+        texts["tokenizer_config.json"] = companions.tokenizer_config(end, longest=longest)
+    if "generation_config.json" not in found:
+        settings: dict[str, Any] = {"_from_model_config": True}
+        settings |= {name: config[name] for name in _TOKEN_IDS if config[name] is not None}
+        texts["generation_config.json"] = companions.as_json(settings)
+    texts["config.json"] = companions.as_json(config)
+    return texts
