@@ -13,7 +13,6 @@ import secrets
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from mds_data.errors import StoreError
@@ -148,14 +147,15 @@ class PartialFolder:
         self.path = target.with_name(f"{target.name}{_PARTIAL}{secrets.token_hex(8)}")
         operations.make_folder(self.path)
 
-    def folder(self, relative: str) -> Path:
-        """Make a folder of the store, and the folders above it, unless they exist."""
-        path = self.path
-        for part in relative.split("/"):
-            path = path / part
-            if not path.is_dir():
-                self.operations.make_folder(path)
-        return path
+    def file(self, relative: str) -> Path:
+        """The path for a new file of the store; the folders above it are made."""
+        folder = self.path
+        *above, name = relative.split("/")
+        for part in above:
+            folder = folder / part
+            if not folder.is_dir():
+                self.operations.make_folder(folder)
+        return folder / name
 
     def publish(self, manifest: Manifest) -> None:
         """Write the manifest, make all names durable, and rename the folder to its name."""
@@ -218,31 +218,20 @@ def settle(
         operations: Where file operations go.
         present: Every file in the folder, relative paths with ``/``.
     """
-    suffix = f".r{manifest.revision}"
-    scrub = bool(manifest.erasures)
+    scrub = any(erasure.revision == manifest.revision for erasure in manifest.erasures)
+    folders = set()
     for relative in sorted(present):
         base, dot, revision = relative.rpartition(".r")
-        if (
-            not dot
-            or not revision.isdecimal()
-            or (base not in manifest.files and base != MANIFEST_NAME)
-        ):
+        if not dot or not revision.isdecimal():
             continue
-        if relative.endswith(suffix) and base in manifest.files:
-            final = root / base
-            if scrub and final.exists() and final.stat().st_nlink == 1:
-                operations.overwrite(final)
-            operations.rename(root / relative, final)
-        else:
-            operations.remove(root / relative)
-    operations.sync_folder(root)
-
-
-@contextmanager
-def discarding(folder: PartialFolder) -> Iterator[PartialFolder]:
-    """Remove a partial folder when the body fails."""
-    try:
-        yield folder
-    except BaseException:
-        folder.discard()
-        raise
+        if base not in manifest.files or int(revision) != manifest.revision:
+            if base in manifest.files or base == MANIFEST_NAME or int(revision) > manifest.revision:
+                operations.remove(root / relative)
+            continue
+        final = root / base
+        if scrub and final.exists() and final.stat().st_nlink == 1:
+            operations.overwrite(final)  # what was erased must not stay on the disk
+        operations.rename(root / relative, final)
+        folders.add(final.parent)
+    for folder in sorted(folders):
+        operations.sync_folder(folder)

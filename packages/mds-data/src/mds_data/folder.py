@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 
 from mds_data.commit import pending_name
-from mds_data.errors import DamagedError, ManifestError, StoreError
+from mds_data.errors import DamagedError, StoreError
 from mds_data.schema import (
     MANIFEST_LIMIT,
     MANIFEST_NAME,
@@ -14,7 +14,7 @@ from mds_data.schema import (
     manifest_from_json,
 )
 
-__all__ = ["StoreFolder", "is_store", "read_manifest"]
+__all__ = ["StoreFolder", "file_problems", "is_store", "open_plain_file", "read_manifest"]
 
 _OPEN_FLAGS = (
     os.O_RDONLY
@@ -86,24 +86,9 @@ class StoreFolder:
     def __init__(self, root: Path, manifest: Manifest) -> None:
         self.root = root
         self.manifest = manifest
-        self.present = _scan(root, manifest)
-        self._pending: set[str] = set()
-        for path, record in manifest.files.items():
-            waiting = pending_name(path, revision=manifest.revision)
-            if waiting in self.present:  # the writer died between its commit and the renames
-                self._pending.add(path)
-            self._check(path, record, self.present.get(waiting, self.present.get(path)))
-
-    def _check(self, path: str, record: FileRecord, size: int | None) -> None:
-        if size is None:
-            raise DamagedError(
-                f"{self.root / path}: is missing, and the manifest lists it; restore it from a copy"
-            )
-        if size != record.size:
-            raise DamagedError(
-                f"{self.root / path}: has {size} bytes, and the manifest says {record.size}; "
-                f"it was cut or replaced, restore it from a copy"
-            )
+        self.present, self._pending, problems = _survey(root, manifest)
+        if problems:
+            raise DamagedError(next(iter(problems.values())))
 
     def path(self, relative: str) -> Path:
         """Where the bytes of a file that the manifest names are now."""
@@ -118,7 +103,13 @@ class StoreFolder:
     def open(self, relative: str) -> tuple[int, int]:
         """Open a named file; its handle and size, which must still be the manifest's."""
         path = self.path(relative)
-        handle, size = open_plain_file(path)
+        try:
+            handle, size = open_plain_file(path)
+        except DamagedError:
+            if relative not in self._pending:
+                raise
+            path = self.root / relative  # a writer has just moved it to its name
+            handle, size = open_plain_file(path)
         if size != self.manifest.files[relative].size:
             os.close(handle)
             raise DamagedError(
@@ -133,34 +124,63 @@ class StoreFolder:
             return file.read(size)
 
 
-def _scan(root: Path, manifest: Manifest) -> dict[str, int]:
-    """Size of every plain file in the folders that the manifest mentions; links are refused."""
+def file_problems(root: Path, manifest: Manifest) -> dict[str, str]:
+    """What is wrong with the presence, kind and size of each file that a manifest names."""
+    return _survey(root, manifest)[2]
+
+
+def _survey(
+    root: Path, manifest: Manifest
+) -> tuple[dict[str, int], frozenset[str], dict[str, str]]:
+    """Size of every plain file present, the named ones that wait for a rename, and problems."""
     folders = {path[:end] for path in manifest.files for end in [0, *_positions(path, "/")]}
     sizes: dict[str, int] = {}
-    for folder in sorted(folders):
-        _scan_folder(root, folder, folders, manifest, sizes)
-    return sizes
+    odd: dict[str, str] = {}
+    for folder in sorted(folders | {""}):
+        if not any(folder == link or folder.startswith(f"{link}/") for link in odd):
+            _scan_folder(root, folder, sizes, odd)
+    waiting = {path: pending_name(path, revision=manifest.revision) for path in manifest.files}
+    pending = frozenset(path for path, name in waiting.items() if name in sizes)
+    problems = {}
+    for path, record in manifest.files.items():
+        reason = _problem(path, waiting[path], record, sizes=sizes, odd=odd)
+        if reason:
+            problems[path] = f"{root / path}: {reason}"
+    return sizes, pending, problems
+
+
+def _problem(
+    path: str, waiting: str, record: FileRecord, *, sizes: dict[str, int], odd: dict[str, str]
+) -> str | None:
+    for end in [*_positions(path, "/"), len(path)]:
+        if path[:end] in odd:
+            return odd[path[:end]]
+    size = sizes.get(waiting, sizes.get(path))
+    if size is None:
+        return "is missing, and the manifest lists it; restore it from a copy"
+    if size != record.size:
+        return (
+            f"has {size} bytes, and the manifest says {record.size}; "
+            f"it was cut or replaced, restore it from a copy"
+        )
+    return None
 
 
 def _positions(text: str, letter: str) -> list[int]:
     return [index for index, found in enumerate(text) if found == letter]
 
 
-def _scan_folder(
-    root: Path, folder: str, folders: set[str], manifest: Manifest, sizes: dict[str, int]
-) -> None:
+def _scan_folder(root: Path, folder: str, sizes: dict[str, int], odd: dict[str, str]) -> None:
     prefix = f"{folder}/" if folder else ""
     try:
         entries = list(os.scandir(root / folder))
-    except FileNotFoundError:
-        return
-    except NotADirectoryError:
-        raise ManifestError(f"{root / folder}: must be a folder") from None
+    except (FileNotFoundError, NotADirectoryError):
+        return  # the files in it count as missing
     for entry in entries:
         relative = prefix + entry.name
-        if entry.is_symlink() and (relative in manifest.files or relative in folders):
-            raise DamagedError(f"{root / relative}: is a link; a store holds plain files only")
-        if entry.is_file(follow_symlinks=False):
+        if entry.is_symlink():
+            odd[relative] = "is a link or lies behind one; a store holds plain files only"
+        elif entry.is_file(follow_symlinks=False):
             sizes[relative] = entry.stat(follow_symlinks=False).st_size
-        elif relative in manifest.files:
-            raise DamagedError(f"{root / relative}: is not a plain file")
+        elif not entry.is_dir(follow_symlinks=False):
+            odd[relative] = "is not a plain file; a store holds plain files only"

@@ -182,11 +182,9 @@ def _read_index(path: Path) -> _Index:
     head = data[:9].tobytes()
     if head == _MAPPED_MAGIC:
         return _read_mapped_index(data, name=str(path))
-    if head[:8] == _OLD_MAGIC:
-        return _read_old_index(data, name=str(path))
-    _fail(
-        str(path), "does not begin like an index of Megatron; is it the .idx of a .bin/.idx pair?"
-    )
+    if head[:8] != _OLD_MAGIC:
+        _fail(str(path), "does not begin like an index of Megatron; is it the .idx of a pair?")
+    return _read_old_index(data, name=str(path))
 
 
 def _fail(name: str, reason: str) -> NoReturn:

@@ -67,7 +67,7 @@ def import_megatron(
     split = len(pair.sizes) != pair.num_documents and not repair
     with StoreWriter(
         target,
-        vocab_size=_largest_id(pair) + 1 if vocab_size is None else vocab_size,
+        vocab_size=largest_id(pair) + 1 if vocab_size is None else vocab_size,
         eod_id=fault.eod_id if repair and fault is not None else eod_id,
         layout=layout,
         sentences=split,
@@ -96,7 +96,8 @@ def _document_bounds(pair: IndexedDataset) -> list[tuple[int, int]]:
     return list(zip(starts.tolist(), (starts + lengths).tolist(), strict=True))
 
 
-def _largest_id(pair: IndexedDataset) -> int:
+def largest_id(pair: IndexedDataset) -> int:
+    """The largest token of a pair, or 0."""
     blocks = range(0, pair.tokens.length, _BLOCK)
     ends = (min(start + _BLOCK, pair.tokens.length) for start in blocks)
     largest = (int(pair.tokens.read(s, e).max()) for s, e in zip(blocks, ends, strict=True))

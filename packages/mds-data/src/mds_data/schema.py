@@ -3,6 +3,7 @@
 The law is docs/formats/store.md. Nothing here touches a file.
 """
 
+import hashlib
 import json
 import math
 import re
@@ -43,6 +44,8 @@ MANIFEST_NAME = "manifest.json"
 MANIFEST_LIMIT = 256 * 2**20
 """Largest manifest that a reader accepts, in bytes."""
 KNOWN_FEATURES = frozenset({"segments/1"})
+_NO_DIGEST = "0" * 64
+"""Stands for the manifest's own digest while that is computed."""
 _LARGEST = 2**62
 _HEX64 = re.compile(r"[0-9a-f]{64}")
 _VERSION = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})")
@@ -111,6 +114,8 @@ class Erasure:
     when: str
     reason: str
     tokens: int
+    revision: int | None = None
+    """First revision of the store without them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,7 +158,10 @@ def manifest_to_json(manifest: Manifest) -> bytes:
     if manifest.tokenizer is not None and manifest.tokenizer.name is None:
         del members["tokenizer"]["name"]
     members["files"] = dict(sorted(members["files"].items()))
-    return (json.dumps(members, ensure_ascii=False, indent=1, allow_nan=False) + "\n").encode()
+    members["digest"] = _NO_DIGEST
+    text = json.dumps(members, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+    data = text.encode()
+    return data.replace(_NO_DIGEST.encode(), hashlib.sha256(data).hexdigest().encode())
 
 
 def parse_json(data: bytes, *, name: str) -> dict[str, Any]:
@@ -292,6 +300,7 @@ def manifest_from_json(data: bytes, *, name: str = MANIFEST_NAME) -> Manifest:
         raise ManifestError(f"{name}: has {len(data)} bytes; a manifest holds at most 256 MiB")
     members = _Members(parse_json(data, name=name), name=name)
     _check_readable(members, name=name)
+    _check_digest(members, data)
     vocab_size = members.integer("vocab_size", low=1, high=2**31 - 1)
     eod_id = members.optional_integer("eod_id")
     if eod_id is not None and eod_id >= vocab_size:
@@ -348,6 +357,16 @@ def _check_readable(members: _Members, *, name: str) -> None:
             f"{name}: the store requires {names}, which mds-data {package_version()} does not know "
             f"(it knows {known}); install a newer mds-data"
         )
+
+
+def _check_digest(members: _Members, data: bytes) -> None:
+    """Compare the manifest's own digest: SHA-256 of its bytes with the digest's digits as 0."""
+    if not members.has("digest"):
+        return
+    stated = members.digest("digest").encode()
+    blank = data.replace(stated, _NO_DIGEST.encode())
+    if hashlib.sha256(blank).hexdigest().encode() != stated:
+        members.fail("digest", "differs from the file's content; restore the manifest from a copy")
 
 
 def _producer(members: _Members) -> Producer:
@@ -423,4 +442,5 @@ def _erasure(members: _Members) -> Erasure:
         when=members.text("when"),
         reason=members.text("reason"),
         tokens=members.integer("tokens"),
+        revision=members.optional_integer("revision"),
     )

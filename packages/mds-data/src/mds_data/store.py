@@ -17,9 +17,12 @@ from mds_data.indexed_dataset import pair_prefix, read_indexed_dataset
 from mds_data.reader import ShardedArray, TokenSource
 from mds_data.schema import Manifest, Segment
 
-__all__ = ["Part", "StorePart", "TokenStore", "open_store"]
+__all__ = ["Part", "StorePart", "TokenStore", "checked_segment", "open_store", "store_parts"]
 
 _DEEPEST = 4
+"""How deep segments may lie in segments."""
+_ATTEMPTS = 10
+"""How often a store is opened anew that a writer changes meanwhile."""
 
 
 class Part(Protocol):
@@ -282,24 +285,32 @@ def open_store(path: str | os.PathLike[str]) -> TokenStore:
     if not root.is_dir() and pair_prefix(root) is not None:
         pair = read_indexed_dataset(root)
         return TokenStore(pair.root, pair.manifest, [pair])
-    manifest, _ = read_manifest(root)
-    return TokenStore(root, manifest, list(_parts(root, manifest, depth=0)))
+    for _ in range(_ATTEMPTS):
+        manifest, data = read_manifest(root)
+        try:
+            return TokenStore(root, manifest, list(store_parts(root, manifest)))
+        except DamagedError:
+            if read_manifest(root)[1] == data:
+                raise
+    raise StoreError(f"{root}: keeps changing while it is opened; open it when its writer is done")
 
 
-def _parts(root: Path, manifest: Manifest, *, depth: int) -> Iterator[StorePart]:
+def store_parts(root: Path, manifest: Manifest, *, depth: int = 0) -> Iterator[StorePart]:
+    """The folder of an ordinary store, or the folders of a merged one's segments in order."""
     if not manifest.segments:
         yield StorePart(root, manifest)
         return
     if depth == _DEEPEST:
         raise StoreError(f"{root}: segments lie more than {_DEEPEST} deep; merge the stores anew")
-    StoreFolder(root, manifest)
+    StoreFolder(root, manifest)  # the merged store's own files must be whole too
     for segment in manifest.segments:
-        inner = root / segment.path
-        found = _segment_manifest(inner, segment, parent=manifest)
-        yield from _parts(inner, found, depth=depth + 1)
+        found = checked_segment(root, segment, parent=manifest)
+        yield from store_parts(root / segment.path, found, depth=depth + 1)
 
 
-def _segment_manifest(root: Path, segment: Segment, *, parent: Manifest) -> Manifest:
+def checked_segment(parent_root: Path, segment: Segment, *, parent: Manifest) -> Manifest:
+    """The manifest of a segment, which must be the very one that was merged."""
+    root = parent_root / segment.path
     if any(
         folder.is_symlink() for folder in (root, *list(root.parents)[: segment.path.count("/")])
     ):

@@ -8,38 +8,38 @@ import os
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from mds_data.commit import FileOperations, OutputFile, PartialFolder, put_file, sweep
+from mds_data.array_writer import Place, ShardedArrayWriter
+from mds_data.commit import FileOperations, PartialFolder, put_file, sweep
+from mds_data.document_writer import DocumentWriter
 from mds_data.errors import StoreError
 from mds_data.lock import StoreLock
 from mds_data.schema import (
     Counts,
+    Erasure,
     FileRecord,
     Layout,
     Manifest,
     TokenizerRecord,
+    check_relative_path,
     token_dtype,
 )
 from mds_data.shard import (
-    ABSENT,
     ArrayLayout,
-    encode_chunk,
-    encode_index,
     layout_for_documents,
     layout_for_tokens,
-    metadata_json,
 )
 from mds_data.split import split_ranges
 
-__all__ = ["ShardedArrayWriter", "StoreWriter", "TokenizerFile", "write_store"]
+__all__ = ["StoreWriter", "TokenizerFile", "write_store"]
 
 _GROUP = b'{\n  "zarr_format": 3,\n  "node_type": "group",\n  "attributes": {}\n}\n'
 _INT64 = np.dtype("<i8")
@@ -57,100 +57,7 @@ class TokenizerFile:
     name: str | None = None
 
 
-class ShardedArrayWriter:
-    """Stream one 1-D array into shard files, one inner chunk in memory.
-
-    Args:
-        partial: The folder of the store that is being written.
-        name: The array's path inside it.
-        layout: Sizes and codec; its length is ignored.
-        dimension: Name of the array's one dimension.
-    """
-
-    def __init__(
-        self,
-        partial: PartialFolder,
-        name: str,
-        *,
-        layout: ArrayLayout,
-        dimension: str,
-    ) -> None:
-        self.length = 0
-        self.files: dict[str, FileRecord] = {}
-        self._partial = partial
-        self._name = name
-        self._layout = layout
-        self._dimension = dimension
-        self._buffer = np.zeros(layout.chunk, layout.dtype)
-        self._filled = 0
-        self._output: OutputFile | None = None
-        self._index = np.full((layout.chunks_per_shard, 2), ABSENT, np.uint64)
-        self._chunks = 0
-        self._shards = 0
-        partial.folder(name)
-
-    def append(self, values: NDArray[Any]) -> None:
-        """Add elements at the end."""
-        self.length += len(values)
-        chunk = self._layout.chunk
-        if self._filled + len(values) < chunk:  # the common case: a document inside a chunk
-            self._buffer[self._filled : self._filled + len(values)] = values
-            self._filled += len(values)
-            return
-        start = chunk - self._filled if self._filled else 0
-        if start:
-            self._buffer[self._filled :] = values[:start]
-            self._put_chunk(self._buffer)
-        whole = start + (len(values) - start) // chunk * chunk
-        for position in range(start, whole, chunk):
-            self._put_chunk(values[position : position + chunk])
-        self._filled = len(values) - whole
-        self._buffer[: self._filled] = values[whole:]
-
-    def close(self) -> dict[str, FileRecord]:
-        """Write what is left and zarr.json; the records of all files of the array."""
-        if self._filled:
-            self._put_chunk(self._buffer[: self._filled])
-            self._filled = 0
-        self._close_shard()
-        layout = replace(self._layout, length=self.length)
-        path = f"{self._name}/zarr.json"
-        self.files[path] = put_file(
-            self._partial.path / path,
-            metadata_json(layout, dimension=self._dimension),
-            operations=self._partial.operations,
-        )
-        return self.files
-
-    def abandon(self) -> None:
-        """Close the open shard as it is."""
-        if self._output is not None:
-            self._output.abandon()
-
-    def _put_chunk(self, values: NDArray[Any]) -> None:
-        if self._output is None:
-            folder = self._partial.folder(f"{self._name}/c")
-            path = folder / str(self._shards)
-            self._output = OutputFile(path, operations=self._partial.operations)
-        data = encode_chunk(values, layout=self._layout)
-        self._index[self._chunks] = self._output.size, len(data)
-        self._output.write(data)
-        self._chunks += 1
-        if self._chunks == self._layout.chunks_per_shard:
-            self._close_shard()
-
-    def _close_shard(self) -> None:
-        if self._output is None:
-            return
-        self._output.write(encode_index(self._index))
-        self.files[f"{self._name}/c/{self._shards}"] = self._output.close()
-        self._output = None
-        self._index[:] = ABSENT
-        self._chunks = 0
-        self._shards += 1
-
-
-class StoreWriter:
+class StoreWriter(DocumentWriter):
     """Write a new store document by document; `commit` makes it appear whole.
 
     Use it as a context manager. Leaving the block without `commit` removes what was written.
@@ -187,13 +94,13 @@ class StoreWriter:
         operations: FileOperations | None = None,
     ) -> None:
         self._path = Path(path)
-        self._vocab_size = _checked_vocabulary(vocab_size, eod_id)
+        _check_vocabulary(vocab_size, eod_id)
         self._eod_id = eod_id
         self._layout: Layout = _checked_layout(layout)
         self._split = split_ranges(split)
         self._tokenizer = tokenizer
         self._provenance = dict(provenance or {})
-        self._tokens = 0
+        self._dtype = token_dtype(vocab_size)
         self._stack = ExitStack()
         if os.path.lexists(self._path):
             raise StoreError(f"{self._path}: exists; choose another name or remove it first")
@@ -202,143 +109,28 @@ class StoreWriter:
             stack.enter_context(StoreLock(self._path))
             sweep(self._path)
             self._partial = PartialFolder(self._path, operations=operations or FileOperations())
-            stack.callback(self._discard)
-            self._open_arrays(columns or {}, sentences=sentences)
+            stack.callback(self._partial.discard)
+            arrays = new_arrays(
+                self._partial,
+                tokens=layout_for_tokens(self._layout, dtype=self._dtype),
+                columns=columns or {},
+                sentences=sentences,
+            )
+            super().__init__(arrays, vocab_size=vocab_size)
+            stack.callback(self._abandon)
             self._stack = stack.pop_all()
 
-    def _open_arrays(self, columns: Mapping[str, Any], *, sentences: bool) -> None:
-        self._dtype = token_dtype(self._vocab_size)
-        documents: dict[str, np.dtype[Any]] = {"doc_start": _INT64, "doc_length": _INT64}
-        if sentences:
-            documents["doc_sentences"] = _INT32
-        documents |= {f"columns/{name}": np.dtype(dtype) for name, dtype in columns.items()}
-        self._arrays = {
-            "tokens": ShardedArrayWriter(
-                self._partial,
-                "tokens",
-                layout=layout_for_tokens(self._layout, dtype=self._dtype),
-                dimension="token",
-            )
-        }
-        for name, dtype in documents.items():
-            self._arrays[name] = self._small_array(name, dtype, dimension="document")
-        if sentences:
-            self._arrays["sentence_length"] = self._small_array(
-                "sentence_length", _INT32, dimension="sentence"
-            )
-        self._columns = frozenset(columns)
-        self._sentences = sentences
-
-    def _small_array(
-        self, name: str, dtype: np.dtype[Any], *, dimension: str
-    ) -> ShardedArrayWriter:
-        layout = layout_for_documents(dtype.newbyteorder("<"))
-        return ShardedArrayWriter(self._partial, name, layout=layout, dimension=dimension)
-
-    @property
-    def num_documents(self) -> int:
-        """Documents added so far."""
-        return self._arrays["doc_length"].length
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens added so far."""
-        return self._tokens
-
-    def add(
+    def commit(
         self,
-        tokens: ArrayLike,
         *,
-        sentence_lengths: Sequence[int] | None = None,
-        columns: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Add one document.
-
-        Args:
-            tokens: [tokens] ids, the end-of-document id included where the store has one.
-            sentence_lengths: Tokens of each sentence; needed if the store keeps sentences.
-            columns: The document's value in each column.
-        """
-        ids = np.asarray(tokens)
-        self.add_many(
-            ids,
-            lengths=np.array([len(ids)], np.int64),
-            sentence_lengths=sentence_lengths,
-            doc_sentences=None if sentence_lengths is None else [len(sentence_lengths)],
-            columns={name: [value] for name, value in (columns or {}).items()},
-        )
-
-    def add_many(
-        self,
-        tokens: ArrayLike,
-        *,
-        lengths: ArrayLike,
-        sentence_lengths: ArrayLike | None = None,
-        doc_sentences: ArrayLike | None = None,
-        columns: Mapping[str, ArrayLike] | None = None,
-    ) -> None:
-        """Add many documents at once.
-
-        Args:
-            tokens: [sum of lengths] ids of all documents, one after the other.
-            lengths: [documents] tokens of each document.
-            sentence_lengths: [sentences] tokens of each sentence, in document order.
-            doc_sentences: [documents] sentences of each document.
-            columns: [documents] values by column.
-        """
-        ids = _checked_ids(tokens, self._vocab_size, first=self.num_documents)
-        counts = np.asarray(lengths, np.int64).reshape(-1)
-        if (counts < 0).any() or counts.sum() != len(ids):
-            raise ValueError(f"lengths must be positive and add up to the {len(ids)} tokens given")
-        self._check_extras(len(counts), columns or {}, sentence_lengths, doc_sentences)
-        starts = self._arrays["tokens"].length + np.cumsum(counts) - counts
-        self._arrays["tokens"].append(ids)
-        self._arrays["doc_start"].append(starts)
-        self._arrays["doc_length"].append(counts)
-        for name, values in (columns or {}).items():
-            self._arrays[f"columns/{name}"].append(np.asarray(values))
-        if sentence_lengths is not None and doc_sentences is not None:
-            self._arrays["sentence_length"].append(np.asarray(sentence_lengths, np.int32))
-            self._arrays["doc_sentences"].append(np.asarray(doc_sentences, np.int32))
-        self._tokens += len(ids)
-
-    def add_gap(self, size: int) -> None:
-        """Leave ``size`` zero tokens that belong to no document."""
-        self._arrays["tokens"].append(np.zeros(size, self._dtype))
-
-    def add_erased(self) -> None:
-        """Add a document of length 0 that keeps the number of one that was erased."""
-        self.add(np.zeros(0, self._dtype), sentence_lengths=[] if self._sentences else None)
-
-    def _check_extras(
-        self,
-        documents: int,
-        columns: Mapping[str, ArrayLike],
-        sentence_lengths: ArrayLike | None,
-        doc_sentences: ArrayLike | None,
-    ) -> None:
-        if columns.keys() != self._columns:
-            raise ValueError(
-                f"the store's columns are {sorted(self._columns)}, but {sorted(columns)} were given"
-            )
-        for name, values in columns.items():
-            if len(np.asarray(values)) != documents:
-                raise ValueError(
-                    f"column {name!r} needs one value for each of {documents} documents"
-                )
-        given = sentence_lengths is not None and doc_sentences is not None
-        if given != self._sentences:
-            raise ValueError(
-                "sentence lengths must be given exactly if the store was opened with sentences=True"
-            )
-        if given and np.sum(np.asarray(doc_sentences)) != len(np.asarray(sentence_lengths)):
-            raise ValueError("doc_sentences must add up to the number of sentence lengths")
-
-    def commit(self, *, provenance: Mapping[str, Any] | None = None) -> Manifest:
+        provenance: Mapping[str, Any] | None = None,
+        erasures: tuple[Erasure, ...] = (),
+    ) -> Manifest:
         """Bring everything to the disk and give the store its name.
 
         Args:
             provenance: Replaces what the constructor was given, for facts known only at the end.
+            erasures: Records of documents that were erased where the documents come from.
         """
         files: dict[str, FileRecord] = {}
         for array in self._arrays.values():
@@ -360,6 +152,7 @@ class StoreWriter:
             files=files,
             tokenizer=tokenizer,
             split=self._split,
+            erasures=erasures,
             provenance=self._provenance if provenance is None else dict(provenance),
         )
         self._partial.publish(manifest)
@@ -370,7 +163,7 @@ class StoreWriter:
         if self._tokenizer is None:
             return None
         given = self._tokenizer
-        path = self._partial.path / given.file
+        path = self._partial.file(check_relative_path(given.file, name="tokenizer"))
         record = put_file(path, given.content, operations=self._partial.operations)
         files[given.file] = record
         return TokenizerRecord(
@@ -381,10 +174,9 @@ class StoreWriter:
         """Remove what was not committed, and free the lock."""
         self._stack.close()
 
-    def _discard(self) -> None:
-        for array in getattr(self, "_arrays", {}).values():
+    def _abandon(self) -> None:
+        for array in self._arrays.values():
             array.abandon()
-        self._partial.discard()
 
     def __enter__(self) -> Self:
         return self
@@ -438,6 +230,38 @@ def write_store(
         return writer.commit()
 
 
+def put_groups(place: Place, *, columns: bool) -> dict[str, FileRecord]:
+    """The zarr.json of the store's group, and of the group of columns."""
+    names = ["zarr.json", "columns/zarr.json"] if columns else ["zarr.json"]
+    return {name: put_file(place.file(name), _GROUP, operations=place.operations) for name in names}
+
+
+def new_arrays(
+    place: Place,
+    *,
+    tokens: ArrayLayout,
+    columns: Mapping[str, np.dtype[Any] | str],
+    sentences: bool,
+) -> dict[str, ShardedArrayWriter]:
+    """Writers for all arrays of a store."""
+    documents: dict[str, np.dtype[Any]] = {"doc_start": _INT64, "doc_length": _INT64}
+    if sentences:
+        documents["doc_sentences"] = _INT32
+    for name, dtype in columns.items():
+        check_relative_path(name, name="column")
+        documents[f"columns/{name}"] = np.dtype(dtype).newbyteorder("<")
+    arrays = {"tokens": ShardedArrayWriter(place, "tokens", layout=tokens, dimension="token")}
+    for name, kind in documents.items():
+        layout = layout_for_documents(kind)
+        arrays[name] = ShardedArrayWriter(place, name, layout=layout, dimension="document")
+    if sentences:
+        layout = layout_for_documents(_INT32)
+        arrays["sentence_length"] = ShardedArrayWriter(
+            place, "sentence_length", layout=layout, dimension="sentence"
+        )
+    return arrays
+
+
 def timestamp() -> str:
     """Now, or SOURCE_DATE_EPOCH, as RFC 3339 in UTC."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
@@ -453,33 +277,14 @@ def new_uuid(files: Mapping[str, FileRecord]) -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_OID, content))
 
 
-def _checked_vocabulary(vocab_size: int, eod_id: int | None) -> int:
+def _check_vocabulary(vocab_size: int, eod_id: int | None) -> None:
     if not 1 <= vocab_size < 2**31:
         raise ValueError(f"vocab_size ({vocab_size}) must lie from 1 to 2**31 - 1")
     if eod_id is not None and not 0 <= eod_id < vocab_size:
         raise ValueError(f"eod_id ({eod_id}) must be smaller than vocab_size ({vocab_size})")
-    return vocab_size
 
 
 def _checked_layout(layout: Layout) -> Layout:
     if layout not in ("hot", "archive"):
         raise ValueError(f"layout must be 'hot' or 'archive', not {layout!r}")
     return layout
-
-
-def _checked_ids(tokens: ArrayLike, vocab_size: int, *, first: int) -> NDArray[Any]:
-    ids = np.asarray(tokens)
-    if ids.size == 0:
-        return np.zeros(0, token_dtype(vocab_size))
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise ValueError(
-            f"document {first}: tokens must be a row of whole numbers, not {ids.ndim}-d {ids.dtype}"
-        )
-    low, high = int(ids.min()), int(ids.max())
-    if low < 0 or high >= vocab_size:
-        wrong = high if high >= vocab_size else low
-        raise ValueError(
-            f"documents from number {first} on hold the token {wrong}, outside the vocabulary of "
-            f"{vocab_size}; give the tokenizer's true vocab_size"
-        )
-    return ids
