@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from mds_train.config.checks import require_choice, require_not_negative, require_positive
 
-__all__ = ["DataConfig"]
+__all__ = ["DataConfig", "Order"]
+
+Order = Literal["fast", "megatron"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +25,7 @@ class DataConfig:
     split: str | None = None
     """Weights of train, validation and test, like "95,5,0"; the store's own when left out."""
 
-    order: str = "fast"
+    order: Order = "fast"
     """How samples are shuffled: "fast" (computed) or "megatron" (the original's order)."""
 
     workers: int = 0

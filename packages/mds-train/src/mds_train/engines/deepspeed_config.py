@@ -1,0 +1,52 @@
+"""Derives DeepSpeed's JSON from the configuration of the run.
+
+DeepSpeed's own defaults decide nothing that changes a number: those that did (clipping at 1.0, sums
+of gradients in bf16) are written out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mds_train.config import TrainConfig
+
+__all__ = ["deepspeed_config"]
+
+
+def deepspeed_config(config: TrainConfig, *, dp_size: int, on_cpu: bool) -> dict[str, Any]:
+    """The JSON of one run.
+
+    Args:
+        config: The run.
+        dp_size: Number of data-parallel replicas.
+        on_cpu: No accelerator: nothing to overlap communication with.
+    """
+    train = config.train
+    micro_batches = train.global_batch_size // (train.micro_batch_size * dp_size)
+    stage = config.parallel.zero_stage
+    derived: dict[str, Any] = {
+        "train_batch_size": train.global_batch_size,
+        "train_micro_batch_size_per_gpu": train.micro_batch_size,
+        "gradient_accumulation_steps": micro_batches,
+        # Without ZeRO the engine clips itself: there DeepSpeed leaves out the shards of other
+        # tensor-parallel ranks (bf16), or does not report the norm (fp32).
+        "gradient_clipping": train.gradient_clipping if stage else 0.0,
+        "prescale_gradients": False,
+        "communication_data_type": "fp32",
+        "steps_per_print": None,
+        "wall_clock_breakdown": False,
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": _zero(stage, on_cpu=on_cpu),
+    }
+    if train.precision == "bf16":
+        derived["bf16"] = {"enabled": True, "check_grad_overflow": True}
+        if stage:
+            derived["data_types"] = {"grad_accum_dtype": "fp32"}
+    return derived
+
+
+def _zero(stage: int, *, on_cpu: bool) -> dict[str, Any]:
+    zero: dict[str, Any] = {"stage": stage, "round_robin_gradients": False}
+    if on_cpu:
+        zero |= {"overlap_comm": False, "contiguous_gradients": False}
+    return zero

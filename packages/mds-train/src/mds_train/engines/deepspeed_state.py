@@ -1,0 +1,181 @@
+"""Where DeepSpeed 0.19 keeps this rank's masters and moments, for each of its optimizer classes.
+
+Nothing is gathered: a fragment is a range of one local parameter together with views of the tensors
+that the inner torch optimizer steps. Names of DeepSpeed's attributes stand in this file and in
+deepspeed.py only. ``optimizer`` is ``engine.optimizer``, ``inner`` the torch optimizer inside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mds_train.engines.interface import Fragment
+
+__all__ = ["MOMENTS", "create_moments", "find_fragments", "forget_phantom_step", "rebuild_weights"]
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+# Name of the parameter, the parameter, range start, range length, the stepped tensor, offset in it.
+_Place = tuple[str, Any, int, int, Tensor, int]
+
+
+def find_fragments(optimizer: Any, inner: Any, *, names: Mapping[int, str]) -> list[Fragment]:
+    """This rank's part of every parameter.
+
+    Args:
+        optimizer: DeepSpeed's optimizer.
+        inner: The torch optimizer inside it.
+        names: Canonical name by ``id`` of the parameter.
+    """
+    kind = type(optimizer).__name__
+    replicated = kind not in _PARTITIONED
+    places = _PARTITIONED.get(kind, _REPLICATED.get(kind, _plain_places))(optimizer, names)
+    return [_fragment(place, inner, replicated=replicated) for place in places]
+
+
+def _fragment(place: _Place, inner: Any, *, replicated: bool) -> Fragment:
+    name, parameter, start, numel, stepped, offset = place
+    state = inner.state.get(stepped, {})
+    return Fragment(
+        name=name,
+        start=start,
+        numel=numel,
+        weight=_weight(parameter, start, numel),
+        master=stepped.detach().view(-1).narrow(0, offset, numel),
+        moments={
+            key: state[key].view(-1).narrow(0, offset, numel) for key in MOMENTS if key in state
+        },
+        replicated=replicated,
+    )
+
+
+def _weight(parameter: Any, start: int, numel: int) -> Tensor:
+    if hasattr(parameter, "ds_tensor"):  # ZeRO-3: the part that this rank keeps begins at `start`
+        return parameter.ds_tensor.detach().view(-1)[:numel]  # type: ignore[no-any-return]
+    return parameter.detach().reshape(-1)[start : start + numel]  # type: ignore[no-any-return]
+
+
+def _plain_places(optimizer: Any, names: Mapping[int, str]) -> Iterator[_Place]:
+    """ZeRO-0 in fp32: the torch optimizer itself; the parameter is the master."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            yield names[id(parameter)], parameter, 0, parameter.numel(), parameter, 0
+
+
+def _unfused_places(optimizer: Any, names: Mapping[int, str]) -> Iterator[_Place]:
+    """ZeRO-0 in bf16: a master beside every parameter."""
+    for group, masters in zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True):
+        for parameter, master in zip(group, masters, strict=True):
+            yield names[id(parameter)], parameter, 0, parameter.numel(), master, 0
+
+
+def _stage_1_and_2_places(optimizer: Any, names: Mapping[int, str]) -> Iterator[_Place]:
+    """Parameters end to end in one flat tensor per group, cut into equal parts."""
+    for index, flat in enumerate(optimizer.single_partition_of_fp32_groups):
+        size = int(optimizer.partition_size[index])
+        low = dist.get_rank(group=optimizer.real_dp_process_group[index]) * size
+        # Not param._hp_mapping: that one is wrong where round_robin_gradients reorders the group.
+        group = optimizer.round_robin_bit16_groups[index]
+        offsets = optimizer.round_robin_bit16_offsets[index]
+        for parameter, offset in zip(group, offsets, strict=True):
+            begin = max(offset, low)
+            end = min(offset + parameter.numel(), low + size)
+            if begin < end:
+                name = names[id(parameter)]
+                yield name, parameter, begin - offset, end - begin, flat, begin - low
+
+
+def _bf16_places(optimizer: Any, names: Mapping[int, str]) -> Iterator[_Place]:
+    """ZeRO-1 in bf16 with fp32 sums of gradients."""
+    for group, flat in zip(
+        optimizer.bf16_groups, optimizer.fp32_groups_flat_partition, strict=True
+    ):
+        for parameter in group:
+            mapping = parameter._hp_mapping
+            if mapping is not None:
+                local, master = mapping.lp_fragment_address, mapping.hp_fragment_address
+                name = names[id(parameter)]
+                yield name, parameter, local.start, local.numel, flat, master.start
+
+
+def _stage_3_places(optimizer: Any, names: Mapping[int, str]) -> Iterator[_Place]:
+    """Each parameter cut by itself; the last part may be padding, which holds any number."""
+    for group in optimizer.fp16_groups:
+        for parameter in group:
+            position = optimizer.grad_position[optimizer.get_param_id(parameter)]
+            sub_group, offset, part = position
+            start = optimizer._get_param_partition_rank(parameter) * part
+            numel = min(part, parameter.ds_numel - start)
+            if numel > 0:
+                flat = optimizer.fp32_partitioned_groups_flat[sub_group]
+                yield names[id(parameter)], parameter, start, numel, flat, offset
+
+
+_REPLICATED = {"FP16_UnfusedOptimizer": _unfused_places}
+_PARTITIONED = {
+    "DeepSpeedZeroOptimizer": _stage_1_and_2_places,
+    "BF16_Optimizer": _bf16_places,
+    "DeepSpeedZeroOptimizer_Stage3": _stage_3_places,
+}
+
+
+def stepped_tensors(optimizer: Any) -> list[Tensor]:
+    """The tensors that the inner torch optimizer steps, this rank's."""
+    kind = type(optimizer).__name__
+    if kind == "FP16_UnfusedOptimizer":
+        return [master for group in optimizer.fp32_groups for master in group]
+    if kind == "DeepSpeedZeroOptimizer":
+        return list(optimizer.single_partition_of_fp32_groups)
+    if kind == "BF16_Optimizer":
+        return list(optimizer.fp32_groups_flat_partition)
+    if kind == "DeepSpeedZeroOptimizer_Stage3":
+        return list(optimizer.fp32_partitioned_groups_flat)
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+@torch.no_grad()
+def create_moments(optimizer: Any, inner: Any, *, step: int) -> None:
+    """Give AdamW the state that it would have created at its first step; none for step 0."""
+    inner.state.clear()
+    if step == 0:
+        return
+    for stepped in stepped_tensors(optimizer):
+        state = {key: torch.zeros_like(stepped).detach() for key in MOMENTS}
+        # The fused form keeps the count on the device of the parameter.
+        count = torch.tensor(float(step), dtype=torch.float32, device=stepped.device)
+        inner.state[stepped] = {"step": count, **state}
+
+
+@torch.no_grad()
+def forget_phantom_step(optimizer: Any, inner: Any) -> None:
+    """Undo the update without gradients that FP16_UnfusedOptimizer makes when it is built.
+
+    It decays the masters and counts a step before training begins.
+    """
+    if type(optimizer).__name__ != "FP16_UnfusedOptimizer":
+        return
+    inner.state.clear()
+    for group, masters in zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True):
+        for parameter, master in zip(group, masters, strict=True):
+            master.copy_(parameter)
+
+
+@torch.no_grad()
+def rebuild_weights(optimizer: Any) -> None:
+    """Make the model's weights the rounded masters. Collective for ZeRO 1 to 3."""
+    kind = type(optimizer).__name__
+    if kind == "FP16_UnfusedOptimizer":
+        for group, masters in zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True):
+            for parameter, master in zip(group, masters, strict=True):
+                parameter.copy_(master)
+    elif kind == "DeepSpeedZeroOptimizer_Stage3":
+        for index, master in enumerate(optimizer.fp32_partitioned_groups_flat):
+            optimizer.fp16_partitioned_groups_flat[index].data.copy_(master.data)
+            optimizer._unflatten_partitioned_parameters(index)
+    elif kind in _PARTITIONED:
+        optimizer.update_lp_params()

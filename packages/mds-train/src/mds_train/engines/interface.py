@@ -1,0 +1,106 @@
+"""What the loop and the checkpoints need of an engine, whatever library is behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+__all__ = ["Engine", "Fragment", "OptimizerState", "Update"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Update:
+    """What became of one step's gradients."""
+
+    grad_norm: float
+    """Global norm before clipping, each parameter counted once; the same on all ranks."""
+
+    applied: bool
+    """False if the gradients were not finite; then nothing changed on any rank."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fragment:
+    """The elements of one parameter that this rank's optimizer steps.
+
+    They are the range [start, start + numel) of the flattened local (tensor-parallel) tensor. The
+    tensors are views of length ``numel``: writing to them writes to the optimizer.
+    """
+
+    name: str
+    """Canonical name of the parameter."""
+
+    start: int
+    numel: int
+    weight: Tensor
+    """What the model computes with."""
+
+    master: Tensor
+    """What the optimizer steps, fp32; in fp32 runs it may share memory with `weight`."""
+
+    moments: dict[str, Tensor]
+    """exp_avg and exp_avg_sq, fp32; empty before the first update."""
+
+    replicated: bool
+    """Every data-parallel rank holds this same fragment."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerState:
+    """What an optimizer knows besides tensors."""
+
+    name: str
+    step: int
+    """Its own count of updates; differs from the number of steps when some were skipped."""
+
+    groups: list[dict[str, Any]]
+    """Hyperparameters and the canonical names of each group's parameters."""
+
+
+class Engine(Protocol):
+    """Runs the model forward and backward and updates it. Calls are collective over all ranks."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The model itself."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model through the engine's hooks."""
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add the gradients of one micro batch; after the last one they are summed over ranks.
+
+        Args:
+            loss: Scalar. Gradients are summed over micro batches and averaged over data-parallel
+                ranks.
+            last: This is the last micro batch of the step.
+        """
+
+    def step(self, *, lr: float, weight_decay: float) -> Update:
+        """Clip, update, and forget the gradients; skip on all ranks if they are not finite."""
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """While open, the model is in evaluation mode and keeps no gradients."""
+
+    def fragments(self) -> Sequence[Fragment]:
+        """This rank's parts of all parameters, right after a step."""
+
+    def optimizer_state(self) -> OptimizerState:
+        """The optimizer's count of updates and hyperparameters."""
+
+    def restoring(
+        self, *, optimizer_step: int, iterations: int
+    ) -> AbstractContextManager[Sequence[Fragment]]:
+        """Give fragments to fill with masters and moments; on leaving, weights follow the masters.
+
+        Args:
+            optimizer_step: The optimizer's own count; with 0 there are no moments to fill.
+            iterations: Steps done, skipped ones included.
+        """
+
+    def close(self) -> None:
+        """Let go of hooks and groups."""

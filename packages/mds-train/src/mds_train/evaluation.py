@@ -1,0 +1,78 @@
+"""The loss on held-out samples: the same samples every time, the exact mean over their tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from mds_core.groups import ProcessGroups
+from mds_train.batches import MicroBatch, Samples, collate
+from mds_train.engines.interface import Engine
+from mds_train.step import sum_over
+
+__all__ = ["Evaluation", "evaluate", "shares"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """A mean loss and how many tokens it is over."""
+
+    loss: float
+    tokens: int
+
+
+def shares(
+    num_samples: int, *, micro_batch_size: int, rank: int, size: int
+) -> list[tuple[list[int], int]]:
+    """What one data-parallel rank reads: sample numbers of each micro batch, and how many count.
+
+    Every rank gets equally many micro batches of equal size, since a forward pass may need all
+    ranks; missing samples are filled up with sample 0, which then does not count.
+    """
+    at_once = micro_batch_size * size
+    parts = []
+    for start in range(rank * micro_batch_size, -(-num_samples // at_once) * at_once, at_once):
+        own = list(range(start, min(start + micro_batch_size, num_samples)))
+        parts.append((own + [0] * (micro_batch_size - len(own)), len(own)))
+    return parts
+
+
+def evaluate(
+    engine: Engine,
+    dataset: Samples,
+    *,
+    num_samples: int,
+    micro_batch_size: int,
+    groups: ProcessGroups,
+    device: torch.device,
+) -> Evaluation:
+    """Mean loss over the first ``num_samples`` samples, or all where there are fewer."""
+    available = min(num_samples, len(dataset))
+    total = torch.zeros(2, dtype=torch.float64, device=device)
+    parts = shares(
+        available, micro_batch_size=micro_batch_size, rank=groups.dp_rank, size=groups.dp_size
+    )
+    with engine.evaluating():
+        for numbers, counted in parts:
+            micro = _masked(collate(dataset, numbers), counted=counted).to(device)
+            total += _loss_and_tokens(engine, micro)
+    loss, tokens = sum_over(total, group=groups.dp).tolist()
+    return Evaluation(loss=loss / max(tokens, 1.0), tokens=round(tokens))
+
+
+def _masked(micro: MicroBatch, *, counted: int) -> MicroBatch:
+    mask = micro.loss_mask.clone()
+    mask[counted:] = 0.0
+    return dataclasses.replace(micro, loss_mask=mask)
+
+
+def _loss_and_tokens(engine: Engine, micro: MicroBatch) -> torch.Tensor:
+    output = engine.forward(
+        micro.tokens, micro.labels, loss_mask=micro.loss_mask, position_ids=micro.position_ids
+    )
+    losses, mask = output.losses.double(), micro.loss_mask.double()
+    sums: Sequence[torch.Tensor] = ((losses * mask).sum(), mask.sum())
+    return torch.stack(list(sums))

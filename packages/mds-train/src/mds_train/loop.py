@@ -1,0 +1,252 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mds_train.assembly import Parts, assemble
+from mds_train.config import TrainConfig
+from mds_train.evaluation import evaluate
+from mds_train.events import (
+    EventReport,
+    FinishReport,
+    StartReport,
+    StepReport,
+    ValidationReport,
+    Watcher,
+)
+from mds_train.interruption import Interruption
+from mds_train.resume import Origin, start_state
+from mds_train.save import save_checkpoint
+from mds_train.step import StepOutcome, train_step
+
+__all__ = ["TrainResult", "TrainingDivergedError", "train"]
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingDivergedError(ValueError):
+    """Too many steps in a row had gradients that were not finite."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainResult:
+    """What a run ended with."""
+
+    run_dir: Path
+    reason: str
+    """"done", "exit-step", or the name of a signal."""
+
+    step: int
+    loss: float | None
+    """Training loss of the last step; None if no step was left to do."""
+
+    validation_loss: float | None
+    checkpoint: Path | None
+    """The newest checkpoint of this run."""
+
+
+def train(
+    config: TrainConfig, *, resume: bool = False, watchers: Sequence[Watcher] = ()
+) -> TrainResult:
+    """Train a model as the configuration says. Every rank calls it with the same configuration.
+
+    Args:
+        config: The run.
+        resume: Go on from the newest whole checkpoint in the run's folder, on any layout.
+        watchers: What this rank's progress is told to.
+
+    Raises:
+        ValueError: If the configuration does not fit the data, the ranks or the checkpoint.
+        FileNotFoundError: If there is no checkpoint to start from.
+        TrainingDivergedError: If too many steps in a row had to be skipped.
+    """
+    parts = assemble(config)
+    try:
+        with Interruption(device=parts.device) as interruption:
+            origin = start_state(parts, resume=resume)
+            run = _Run(parts, origin, watchers=watchers)
+            return run.until_done(interruption)
+    finally:
+        parts.close()
+
+
+class _Run:
+    """The loop and what it carries from step to step."""
+
+    def __init__(self, parts: Parts, origin: Origin, *, watchers: Sequence[Watcher]) -> None:
+        self._parts = parts
+        self._config = parts.config
+        self._origin = origin
+        self._watchers = watchers
+        self._state = origin.state
+        self._loss: float | None = None
+        self._validation_loss: float | None = None
+        self._checkpoint = origin.own_checkpoint
+        self._began = time.perf_counter()
+
+    def until_done(self, interruption: Interruption) -> TrainResult:
+        """Step, and look after each step whether to validate, to save or to end."""
+        self._announce()
+        if self._state.iteration == 0 and self._config.checkpoint.save_initial:
+            self._save()
+        last_step, reason = self._config.train.last_step, None
+        while reason is None and self._state.iteration < last_step:
+            outcome = self._step()
+            self._give_up_if_diverged(outcome)
+            reason = interruption.agreed()
+            if self._due(self._config.watch.eval_interval, at_end=reason is None):
+                self._validate()
+            if self._due(self._config.checkpoint.save_interval, at_end=False):
+                self._save()
+        if reason is not None:
+            self._event("signal", f"{reason} received: saving, then ending.", signal=reason)
+        if reason is not None or self._config.checkpoint.save_final:
+            self._save()
+        done = self._state.iteration >= self._config.train.train_steps
+        return self._finish(reason or ("done" if done else "exit-step"))
+
+    def _step(self) -> StepOutcome:
+        began, state, config = time.perf_counter(), self._state, self._config
+        batch = [
+            micro.to(self._parts.device)
+            for micro in self._parts.reader.read(state.consumed_samples)
+        ]
+        data_seconds = time.perf_counter() - began
+        lr = self._parts.schedule.learning_rate(state.applied_updates)
+        weight_decay = self._parts.schedule.weight_decay(state.applied_updates)
+        outcome = train_step(
+            self._parts.engine,
+            batch,
+            groups=self._parts.groups,
+            seed=config.train.seed,
+            lr=lr,
+            weight_decay=weight_decay,
+        )
+        samples = config.train.global_batch_size
+        tokens = samples * config.data.seq_length
+        applied = outcome.update.applied
+        self._state = state.after_step(samples=samples, tokens=tokens, applied=applied)
+        self._loss = outcome.loss
+        seconds = time.perf_counter() - began
+        report = StepReport(
+            step=self._state.iteration,
+            loss=outcome.loss,
+            lr=lr,
+            weight_decay=weight_decay,
+            grad_norm=outcome.update.grad_norm,
+            seconds=seconds,
+            data_seconds=data_seconds,
+            tokens_per_second=tokens / seconds,
+            consumed_samples=self._state.consumed_samples,
+            consumed_tokens=self._state.consumed_tokens,
+            applied_updates=self._state.applied_updates,
+            skipped_steps=self._state.skipped_steps,
+            skipped=not applied,
+        )
+        for watcher in self._watchers:
+            watcher.on_step(report)
+        return outcome
+
+    def _give_up_if_diverged(self, outcome: StepOutcome) -> None:
+        if outcome.update.applied:
+            return
+        first = self._state.consumed_samples - self._config.train.global_batch_size
+        samples = f"{first} to {self._state.consumed_samples - 1}"
+        message = f"Gradients were not finite: step skipped on all ranks (samples {samples})."
+        self._event("skip", message, first_sample=first)
+        in_a_row, limit = self._state.skipped_in_a_row, self._config.train.max_skipped_steps
+        if in_a_row >= limit:
+            raise TrainingDivergedError(
+                f"{in_a_row} steps in a row up to step {self._state.iteration} had gradients that "
+                f"were not finite (the last samples were {samples}); lower optimizer.lr, look at "
+                f"these samples, or raise train.max_skipped_steps. The checkpoints are untouched."
+            )
+
+    def _due(self, interval: int | None, *, at_end: bool) -> bool:
+        if interval is None:
+            return False
+        step = self._state.iteration
+        return step % interval == 0 or (at_end and step >= self._config.train.last_step)
+
+    def _validate(self) -> None:
+        if self._parts.validation is None:
+            return
+        began = time.perf_counter()
+        found = evaluate(
+            self._parts.engine,
+            self._parts.validation,
+            num_samples=self._config.watch.eval_samples,
+            micro_batch_size=self._config.train.micro_batch_size,
+            groups=self._parts.groups,
+            device=self._parts.device,
+        )
+        self._validation_loss = found.loss
+        report = ValidationReport(
+            step=self._state.iteration,
+            loss=found.loss,
+            tokens=found.tokens,
+            seconds=time.perf_counter() - began,
+        )
+        for watcher in self._watchers:
+            watcher.on_validation(report)
+
+    def _save(self) -> None:
+        step = self._state.iteration
+        if self._checkpoint is not None and self._checkpoint.name == f"step-{step}":
+            return
+        began = time.perf_counter()
+        self._checkpoint = save_checkpoint(self._parts, self._state, parent=self._origin.parent)
+        seconds = time.perf_counter() - began
+        message = f"Saved {self._checkpoint} in {seconds:.2f} s."
+        self._event("save", message, path=str(self._checkpoint), seconds=seconds)
+
+    def _announce(self) -> None:
+        report = StartReport(
+            config=self._config,
+            run_dir=self._parts.run_dir,
+            rank=self._parts.groups.rank,
+            world_size=self._parts.groups.layout.world_size,
+            parallel=self._parts.degrees,
+            num_parameters=self._config.model.num_params(),
+            flops_per_token=self._config.model.flops_per_token(self._config.data.seq_length),
+            step=self._state.iteration,
+            consumed_samples=self._state.consumed_samples,
+            resumed_from=self._origin.checkpoint,
+        )
+        for watcher in self._watchers:
+            watcher.on_start(report)
+        for message in self._origin.messages:
+            self._event("resume", message)
+
+    def _event(self, event: str, message: str, **details: object) -> None:
+        logger.info(message)
+        report = EventReport(
+            event=event, step=self._state.iteration, message=message, details=details
+        )
+        for watcher in self._watchers:
+            watcher.on_event(report)
+
+    def _finish(self, reason: str) -> TrainResult:
+        report = FinishReport(
+            step=self._state.iteration,
+            reason=reason,
+            loss=self._loss,
+            validation_loss=self._validation_loss,
+            checkpoint=self._checkpoint,
+            seconds=time.perf_counter() - self._began,
+        )
+        for watcher in self._watchers:
+            watcher.on_finish(report)
+        return TrainResult(
+            run_dir=self._parts.run_dir,
+            reason=reason,
+            step=self._state.iteration,
+            loss=self._loss,
+            validation_loss=self._validation_loss,
+            checkpoint=self._checkpoint,
+        )

@@ -1,0 +1,61 @@
+"""Builds the optimizer: parameters in two groups, decayed and not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from mds_core.models import no_weight_decay
+from mds_train.config import OptimizerConfig
+
+__all__ = ["DECAYED", "UNDECAYED", "build_optimizer", "parameter_groups", "set_hyperparameters"]
+
+DECAYED = "decayed"
+UNDECAYED = "undecayed"
+
+
+def parameter_groups(
+    parameters: Iterable[tuple[str, nn.Parameter]], *, weight_decay: float
+) -> list[dict[str, Any]]:
+    """Split parameters into matrices, which are decayed, and biases and norms, which are not.
+
+    Args:
+        parameters: Canonical names and parameters; of ZeRO-3 before they are cut.
+        weight_decay: Decay of the first group.
+
+    Returns:
+        Up to two groups with the keys "name", "names", "params" and "weight_decay"; empty ones are
+        left out.
+    """
+    groups: dict[str, dict[str, Any]] = {
+        DECAYED: {"name": DECAYED, "names": [], "params": [], "weight_decay": weight_decay},
+        UNDECAYED: {"name": UNDECAYED, "names": [], "params": [], "weight_decay": 0.0},
+    }
+    for name, parameter in parameters:
+        undecayed = no_weight_decay(name, tuple(parameter.shape))
+        group = groups[UNDECAYED if undecayed else DECAYED]
+        group["names"].append(name)
+        group["params"].append(parameter)
+    return [group for group in groups.values() if group["params"]]
+
+
+def build_optimizer(
+    parameters: Iterable[tuple[str, nn.Parameter]], *, config: OptimizerConfig
+) -> torch.optim.Optimizer:
+    """The optimizer of the [optimizer] table, in torch's fused form."""
+    groups = parameter_groups(parameters, weight_decay=config.weight_decay)
+    betas = (config.beta1, config.beta2)
+    return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True)
+
+
+def set_hyperparameters(
+    optimizer: torch.optim.Optimizer, *, lr: float, weight_decay: float
+) -> None:
+    """Write the schedule's values of this step into the groups."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+        if group["name"] == DECAYED:
+            group["weight_decay"] = weight_decay

@@ -1,0 +1,204 @@
+"""Starts a run: from nothing, from its own newest checkpoint, or from another one, on any layout.
+
+Each rank reads only the bytes of its own fragments. Weights are rebuilt from the masters, so after
+loading every state is bitwise the saved one, whatever the layout was that wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mds_ckpt import Checkpoint, LazyTensor, commit, open_checkpoint
+from mds_core.sharding import ParameterShard, flat_pieces
+from mds_train.assembly import Parts
+from mds_train.config import CheckpointConfig
+from mds_train.engines.interface import Fragment
+from mds_train.exchange import attempt_on_all
+from mds_train.state import TrainState
+
+__all__ = ["Origin", "start_state"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """Where a run begins."""
+
+    state: TrainState
+    checkpoint: Path | None = None
+    """What was loaded."""
+
+    own_checkpoint: Path | None = None
+    """The same, if it is one of this run's."""
+
+    parent: Mapping[str, str] | None = None
+    """Path and uuid of what was loaded, for manifests."""
+
+    messages: tuple[str, ...] = ()
+    """Sentences for people: what was resumed, what was passed over and why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Source:
+    folder: Path
+    own: bool
+    messages: tuple[str, ...]
+
+
+def start_state(parts: Parts, *, resume: bool) -> Origin:
+    """Fill the engine and say where the run stands. Collective.
+
+    Raises:
+        FileNotFoundError: If there is no whole checkpoint where one was asked for.
+        ValueError: If the checkpoint does not belong to this model, data or schedule.
+    """
+    source = attempt_on_all(lambda: _find(parts, resume=resume))[0]
+    if source is None:
+        return Origin(state=TrainState())
+    return _load(parts, source)
+
+
+def _find(parts: Parts, *, resume: bool) -> _Source | None:
+    """The checkpoint to load. Rank 0 looks, so that all ranks take the same one."""
+    if parts.groups.rank != 0:
+        return None
+    wanted = parts.config.checkpoint
+    if resume:
+        latest = commit.find_latest(parts.checkpoints)
+        skipped = tuple(f"Passed over {folder}: {reason}" for folder, reason in latest.skipped)
+        if latest.folder is not None:
+            return _Source(folder=latest.folder, own=True, messages=skipped)
+        if wanted.load is None:
+            _refuse_unless_wanted(parts.checkpoints, skipped, wanted)
+    return None if wanted.load is None else _find_other(Path(wanted.load), wanted)
+
+
+def _find_other(path: Path, wanted: CheckpointConfig) -> _Source | None:
+    """What checkpoint.load names: a checkpoint, a folder of them, or the folder of a run."""
+    inner = path / "checkpoints"
+    root = inner if inner.is_dir() else path
+    if not root.is_dir() or not commit.step_folders(root):
+        if root.exists():
+            return _Source(folder=root, own=False, messages=())
+        _refuse_unless_wanted(root, (), wanted)
+        return None
+    latest = commit.find_latest(root)
+    skipped = tuple(f"Passed over {folder}: {reason}" for folder, reason in latest.skipped)
+    if latest.folder is None:
+        _refuse_unless_wanted(root, skipped, wanted)
+        return None
+    return _Source(folder=latest.folder, own=False, messages=skipped)
+
+
+def _refuse_unless_wanted(root: Path, skipped: Sequence[str], wanted: CheckpointConfig) -> None:
+    if wanted.from_scratch_if_missing:
+        return
+    reasons = f" {' '.join(skipped)}" if skipped else ""
+    raise FileNotFoundError(
+        f"{root}: there is no whole checkpoint to start from.{reasons} To start from random "
+        f"weights instead, set checkpoint.from_scratch_if_missing."
+    )
+
+
+def _load(parts: Parts, source: _Source) -> Origin:
+    checkpoint = open_checkpoint(source.folder)
+    _check_parameters(checkpoint, parts.shards)
+    weights_only = parts.config.checkpoint.load_weights_only and not source.own
+    notes = () if weights_only else _check_continuation(parts, checkpoint, own=source.own)
+    state = TrainState() if weights_only else TrainState.from_counters(dict(checkpoint.counters))
+    step = 0 if weights_only else int(checkpoint.training["optimizer"]["step"])
+    with parts.engine.restoring(optimizer_step=step, iterations=state.iteration) as fragments:
+        attempt_on_all(lambda: fill(fragments, checkpoint, parts.shards))
+    what = "the weights of" if weights_only else "all of"
+    message = f"Loaded {what} {source.folder} (step {checkpoint.step})."
+    manifest = checkpoint.manifest
+    return Origin(
+        state=state,
+        checkpoint=source.folder,
+        own_checkpoint=source.folder if source.own else None,
+        parent=None if manifest is None else {"path": str(source.folder), "uuid": manifest.uuid},
+        messages=(*source.messages, *checkpoint.notes, message, *notes),
+    )
+
+
+def _check_parameters(checkpoint: Checkpoint, shards: Mapping[str, ParameterShard]) -> None:
+    """The checkpoint must hold exactly the model's parameters."""
+    stored = {name: tuple(tensor.shape) for name, tensor in checkpoint.tensors.items()}
+    wanted = {name: tuple(shard.global_shape) for name, shard in shards.items()}
+    for name in sorted(stored.keys() | wanted.keys()):
+        if stored.get(name) != wanted.get(name):
+            raise ValueError(
+                f"{checkpoint.path}: {name} has the shape {stored.get(name, 'missing')} there and "
+                f"{wanted.get(name, 'none')} in this model; make the [model] table that of the "
+                f"checkpoint (`mds-ckpt inspect` shows it)."
+            )
+
+
+def _check_continuation(parts: Parts, checkpoint: Checkpoint, *, own: bool) -> tuple[str, ...]:
+    """Everything that makes the next steps those of the interrupted run must be as it was."""
+    training = checkpoint.training
+    if not training.get("optimizer") or "consumed_samples" not in checkpoint.counters:
+        raise ValueError(
+            f"{checkpoint.path}: it holds no optimizer state to go on with; set "
+            f"checkpoint.load_weights_only to take the weights alone."
+        )
+    _check_schedule(parts, checkpoint)
+    differences = _data_differences(parts, training.get("data") or {})
+    if differences and own:
+        raise ValueError(
+            f"{checkpoint.path}: the order of the data would change ({'; '.join(differences)}), so "
+            f"this would not be the same run; keep these settings, or start a new run with "
+            f"checkpoint.load = {str(checkpoint.path)!r}."
+        )
+    return tuple(f"The data differ from the checkpoint's: {text}." for text in differences)
+
+
+def _check_schedule(parts: Parts, checkpoint: Checkpoint) -> None:
+    saved = checkpoint.training.get("schedule") or {}
+    differences = parts.schedule.differences(saved)
+    if differences and not parts.config.schedule.override:
+        raise ValueError(
+            f"{checkpoint.path}: the schedule differs from the checkpoint's "
+            f"({'; '.join(differences)}); set schedule.override to use the new one at the "
+            f"checkpoint's progress, or keep the old values (decay_steps follows train.train_steps "
+            f"unless schedule.decay_steps is set)."
+        )
+
+
+def _data_differences(parts: Parts, saved: Mapping[str, Any]) -> list[str]:
+    config, sampler = parts.config, saved.get("sampler") or {}
+    now = {
+        "train.seed": (sampler.get("seed"), config.train.seed),
+        "data.seq_length": (sampler.get("seq_length"), config.data.seq_length),
+        "data.split": (sampler.get("split"), config.data.split),
+        "data.order": (sampler.get("order"), config.data.order),
+    }
+    return [f"{key} {old} -> {new}" for key, (old, new) in now.items() if old != new]
+
+
+def fill(
+    fragments: Sequence[Fragment], checkpoint: Checkpoint, shards: Mapping[str, ParameterShard]
+) -> None:
+    """Read masters and moments of these fragments; padding keeps what it has."""
+    for fragment in fragments:
+        shard = shards[fragment.name]
+        masters = checkpoint.states.get("master", {})
+        kept = masters[fragment.name] if fragment.name in masters else checkpoint.tensor(shard.name)
+        _read(kept, shard, fragment.start, into=fragment.master)
+        for state, moment in fragment.moments.items():
+            _read(checkpoint.tensor(shard.name, state), shard, fragment.start, into=moment)
+
+
+@torch.no_grad()
+def _read(stored: LazyTensor, shard: ParameterShard, start: int, *, into: Tensor) -> None:
+    for piece in flat_pieces(shard, start, start + into.numel()):
+        array = np.asarray(stored.read(piece.box, piece.flat), dtype=np.float32).reshape(-1)
+        # A copy: what comes from a mapped file is read-only, which torch warns of.
+        values = torch.from_numpy(array.copy())
+        into.narrow(0, piece.offset, values.numel()).copy_(values)

@@ -1,0 +1,258 @@
+"""Writes the mds checkpoint of a running job: every rank its own fragments, nothing gathered.
+
+A fragment is a flat range of a local tensor; `mds_core.sharding.flat_pieces` says which pieces of
+the global tensor that is. Copies are written once: those of data parallelism are dealt out over its
+ranks, those of tensor parallelism are written by its first rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib.metadata
+import platform
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mds_ckpt import commit
+from mds_ckpt.box import extents
+from mds_ckpt.dtype import numpy_dtype
+from mds_ckpt.file_operations import remove_tree
+from mds_ckpt.formats.mds import LazyArray, Piece, RankFile, add_file, merge_rank_files
+from mds_ckpt.formats.mds import write_rank_file as write_pieces
+from mds_ckpt.manifest import CheckpointManifest, FileRecord, ModelRecord
+from mds_core.sharding import ParameterShard, flat_pieces
+from mds_train.assembly import Parts
+from mds_train.engines.interface import Fragment
+from mds_train.exchange import attempt_on_all
+from mds_train.state import TrainState
+
+__all__ = ["check_masters", "pieces_of_rank", "save_checkpoint"]
+
+TOKENIZER = "tokenizer.json"
+_DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+
+
+def save_checkpoint(
+    parts: Parts, state: TrainState, *, parent: Mapping[str, str] | None = None
+) -> Path:
+    """Write a checkpoint of this moment and remove old ones. Collective.
+
+    Args:
+        parts: The run.
+        state: Its counters, right after a step.
+        parent: Path and uuid of the checkpoint that the run started from.
+
+    Returns:
+        The folder ``checkpoints/step-N``.
+
+    Raises:
+        OSError: On all ranks, if one could not write; earlier checkpoints are untouched.
+    """
+    with _locked(parts):
+        partial = attempt_on_all(lambda: _stage(parts, state))[0]
+        assert partial is not None
+        try:
+            files = attempt_on_all(lambda: _write(parts, partial))
+            folder = attempt_on_all(
+                lambda: _publish(parts, state, partial=partial, files=files, parent=parent)
+            )[0]
+        except (OSError, ValueError, RuntimeError):
+            if parts.groups.rank == 0:
+                with contextlib.suppress(OSError):
+                    remove_tree(partial)
+            raise
+    assert folder is not None
+    return folder
+
+
+@contextlib.contextmanager
+def _locked(parts: Parts) -> Iterator[None]:
+    """Rank 0 keeps other jobs out of the folder of checkpoints."""
+    with contextlib.ExitStack() as stack:
+
+        def enter() -> None:
+            if parts.groups.rank == 0:
+                parts.checkpoints.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(commit.lock(parts.checkpoints))
+
+        attempt_on_all(enter)
+        yield
+
+
+def _stage(parts: Parts, state: TrainState) -> Path | None:
+    return commit.stage(parts.checkpoints, state.iteration) if parts.groups.rank == 0 else None
+
+
+def _write(parts: Parts, partial: Path) -> RankFile:
+    fragments = parts.engine.fragments()
+    check_masters(fragments)
+    groups = parts.groups
+    pieces = pieces_of_rank(
+        fragments,
+        parts.shards,
+        dp_rank=groups.dp_rank,
+        dp_size=groups.dp_size,
+        tp_rank=groups.tp_rank,
+    )
+    return write_pieces(partial, groups.rank, pieces)
+
+
+def check_masters(fragments: Sequence[Fragment]) -> None:
+    """Refuse to save weights that are not the rounded masters: the map of memory is wrong.
+
+    Raises:
+        RuntimeError: Naming the parameter.
+    """
+    for fragment in fragments:
+        rounded = fragment.master.to(fragment.weight.dtype)
+        # NaN never equals itself, and weights that are NaN are no fault of the map.
+        same = (rounded == fragment.weight) | (rounded.isnan() & fragment.weight.isnan())
+        if not bool(same.all()):
+            raise RuntimeError(
+                f"{fragment.name}: the optimizer's master weights do not belong to the model's, so "
+                f"nothing was saved. This is a fault of mds-train; please report it."
+            )
+
+
+def pieces_of_rank(
+    fragments: Sequence[Fragment],
+    shards: Mapping[str, ParameterShard],
+    *,
+    dp_rank: int,
+    dp_size: int,
+    tp_rank: int,
+) -> Iterator[Piece]:
+    """What one rank writes, so that all ranks together write every element once."""
+    for index, fragment in enumerate(fragments):
+        shard = shards[fragment.name]
+        if shard.dim is None and tp_rank != 0:
+            continue
+        if fragment.replicated and index % dp_size != dp_rank:
+            continue
+        for state, tensor in _states(fragment).items():
+            yield from _pieces(shard, fragment, state=state, tensor=tensor)
+
+
+def _states(fragment: Fragment) -> dict[str, Tensor]:
+    states = {"weight": fragment.weight}
+    if fragment.weight.dtype != torch.float32:
+        states["master"] = fragment.master
+    return states | fragment.moments
+
+
+def _pieces(
+    shard: ParameterShard, fragment: Fragment, *, state: str, tensor: Tensor
+) -> Iterator[Piece]:
+    for piece in flat_pieces(shard, fragment.start, fragment.start + fragment.numel):
+        shape = extents(piece.box) if piece.flat is None else (piece.flat[1] - piece.flat[0],)
+        count = int(torch.Size(shape).numel())
+        part = tensor.narrow(0, piece.offset, count).view(shape)
+        array = LazyArray(shape, _DTYPE_NAMES[part.dtype], functools.partial(_to_numpy, part))
+        yield Piece(shard.name, state, piece.box, piece.flat, array)
+
+
+def _to_numpy(tensor: Tensor) -> Any:
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:  # unknown to numpy: the same bits under ml_dtypes' name
+        return tensor.view(torch.int16).numpy().view(numpy_dtype("BF16"))
+    return tensor.numpy()
+
+
+def _publish(
+    parts: Parts,
+    state: TrainState,
+    *,
+    partial: Path,
+    files: Sequence[RankFile],
+    parent: Mapping[str, str] | None,
+) -> Path | None:
+    if parts.groups.rank != 0:
+        return None
+    shapes = {name: shard.global_shape for name, shard in parts.shards.items()}
+    parameters, records = merge_rank_files(shapes, files)
+    tokenizer = _add_tokenizer(parts, partial, records)
+    optimizer = parts.engine.optimizer_state()
+    manifest = CheckpointManifest(
+        uuid=str(uuid.uuid4()),
+        created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        producer={"name": "mds-train", "version": importlib.metadata.version("mds-train")},
+        step=state.iteration,
+        counters=state.counters(),
+        model=_model_record(parts),
+        parameters=parameters,
+        files=records,
+        optimizer=dataclasses.asdict(optimizer) | {"loss_scaler": None},
+        schedule=dataclasses.asdict(parts.schedule),
+        # Every stream of numbers is a function of the seed, the sample and the place in the model,
+        # so there is no state of generators to keep.
+        rng={"seed": parts.config.train.seed, "ranks": []},
+        data=_data_record(parts, state),
+        config=parts.config.as_dict(),
+        parallel=parts.degrees,
+        tokenizer=tokenizer,
+        parent=None if parent is None else dict(parent),
+        provenance=_provenance(),
+    )
+    root, keep = parts.checkpoints, parts.config.checkpoint
+    folder = commit.publish(partial, manifest, root=root, existing="replace")
+    if keep.keep_last:
+        commit.prune(root, keep_last=keep.keep_last, keep_every=keep.keep_every)
+    return folder
+
+
+def _model_record(parts: Parts) -> ModelRecord:
+    config = parts.config.model
+    return ModelRecord(
+        family=config.family,
+        config=dataclasses.asdict(config.core().resolved()),
+        vocab_size=config.vocab_size,
+        tied_embeddings=config.tie_embeddings,
+    )
+
+
+def _data_record(parts: Parts, state: TrainState) -> dict[str, Any]:
+    data, store = parts.config.data, parts.store
+    return {
+        "sampler": {
+            "consumed_samples": state.consumed_samples,
+            "seed": parts.config.train.seed,
+            "seq_length": data.seq_length,
+            "split": data.split,
+            "order": data.order,
+        },
+        "stores": [
+            {
+                "path": data.store,
+                "uuid": store.manifest.uuid,
+                "revision": store.manifest.revision,
+            }
+        ],
+    }
+
+
+def _add_tokenizer(
+    parts: Parts, partial: Path, records: dict[str, FileRecord]
+) -> dict[str, str] | None:
+    """Let the store's tokenizer travel with the weights, where it is one file of that kind."""
+    record = parts.store.manifest.tokenizer
+    if record is None or Path(record.file).name != TOKENIZER:
+        return None
+    data = (Path(parts.store.path) / record.file).read_bytes()
+    records[TOKENIZER] = add_file(partial, TOKENIZER, data)
+    return {"kind": record.kind, "file": TOKENIZER, "sha256": records[TOKENIZER].sha256}
+
+
+def _provenance() -> dict[str, Any]:
+    packages = ("mds-train", "mds-parallel-core", "mds-data", "mds-ckpt", "torch", "deepspeed")
+    return {
+        "python": platform.python_version(),
+        "packages": {name: importlib.metadata.version(name) for name in packages},
+    }

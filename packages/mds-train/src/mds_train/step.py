@@ -1,0 +1,76 @@
+"""One training step: forward and backward over the micro batches, then the update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mds_core.groups import ProcessGroups
+from mds_core.rng import DropoutKey
+from mds_train.batches import MicroBatch
+from mds_train.engines.interface import Engine, Update
+
+__all__ = ["StepOutcome", "sum_over", "train_step"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepOutcome:
+    """What one step found; the same on all ranks."""
+
+    loss: float
+    """Mean over the counted tokens of the global batch."""
+
+    update: Update
+
+
+def train_step(
+    engine: Engine,
+    batch: Sequence[MicroBatch],
+    *,
+    groups: ProcessGroups,
+    seed: int,
+    lr: float,
+    weight_decay: float,
+) -> StepOutcome:
+    """Take one optimizer step on a global batch.
+
+    The loss is the mean over the counted tokens of the whole global batch, not a mean of means: so
+    it and the gradient are the same however the batch is cut into micro batches and ranks.
+
+    Args:
+        engine: Holds the model.
+        batch: This rank's micro batches, on the model's device.
+        groups: This rank's process groups.
+        seed: Of the dropout streams.
+        lr: Learning rate of this update.
+        weight_decay: Weight decay of this update.
+    """
+    counted = torch.stack([micro.loss_mask.double().sum() for micro in batch]).sum()
+    counted = sum_over(counted, group=groups.dp)
+    # The engine averages over data-parallel ranks, which this takes back.
+    weight = groups.dp_size / counted.clamp(min=1.0).item()
+    total = torch.zeros((), dtype=torch.float64, device=counted.device)
+    for index, micro in enumerate(batch):
+        output = engine.forward(
+            micro.tokens,
+            micro.labels,
+            loss_mask=micro.loss_mask,
+            position_ids=micro.position_ids,
+            dropout_key=DropoutKey(seed=seed, samples=micro.samples),
+        )
+        engine.backward(output.loss_sum * weight, last=index == len(batch) - 1)
+        total += (output.losses.detach().double() * micro.loss_mask).sum()
+    update = engine.step(lr=lr, weight_decay=weight_decay)
+    loss = sum_over(total, group=groups.dp) / counted.clamp(min=1.0)
+    return StepOutcome(loss=loss.item(), update=update)
+
+
+def sum_over(value: Tensor, *, group: dist.ProcessGroup | None) -> Tensor:
+    """Sum a tensor over a group; None is a group of one."""
+    if group is not None:
+        dist.all_reduce(value, group=group)
+    return value
