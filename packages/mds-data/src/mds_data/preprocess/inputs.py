@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import io
 import lzma
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -39,6 +40,7 @@ TextUnit = Literal["document", "paragraph", "line"]
 LONGEST_RECORD = 512 * 2**20
 """Bytes; a longer line (or text file, read whole) is refused before it fills the memory."""
 _COMPRESSIONS = {".gz": "gz", ".bz2": "bz2", ".xz": "xz", ".lzma": "xz", ".zst": "zst"}
+_ZSTD_MODULES = ("compression.zstd", "backports.zstd", "pyzstd", "zstandard")
 _TEXT_SUFFIXES = frozenset({".txt", ".text", ".md", ".rst"})
 
 
@@ -166,7 +168,9 @@ class InputReader:
                 yield from self._cut(stream)
                 while self._counted.read(2**20):
                     pass  # Bytes after the end of a compressed stream belong to the file's digest.
-            except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+            except _damage(self.file) as error:
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise  # The disk's error, not the decompressor's.
                 raise InputError(
                     f"{self.file.path} is damaged or cut: {error}. Copy the file again."
                 ) from error
@@ -194,22 +198,24 @@ def _decompressed(raw: _CountedFile, file: InputFile) -> IO[bytes]:
     return buffered
 
 
+def _damage(file: InputFile) -> tuple[type[Exception], ...]:
+    """Return what the decompressors raise when a file is not what its suffix says."""
+    known: tuple[type[Exception], ...] = (EOFError, OSError, zlib.error, lzma.LZMAError)
+    if file.compression != "zst":
+        return known
+    modules = filter(None, map(sys.modules.get, _ZSTD_MODULES))
+    return (*known, *(module.ZstdError for module in modules if hasattr(module, "ZstdError")))
+
+
 def _zstandard_opener(path: Path) -> Callable[[IO[bytes]], IO[bytes]]:
-    """Return what opens a zstd stream: Python 3.14's module, or a package that offers the same."""
-    for name, attribute in (
-        ("compression.zstd", "ZstdFile"),
-        ("backports.zstd", "ZstdFile"),
-        ("pyzstd", "ZstdFile"),
-    ):
+    """Return what opens a zstd stream: Python 3.14's module, or a package that offers it."""
+    for name in _ZSTD_MODULES[:-1]:
         try:
-            return cast(
-                "Callable[[IO[bytes]], IO[bytes]]",
-                getattr(importlib.import_module(name), attribute),
-            )
+            return cast("Callable[[IO[bytes]], IO[bytes]]", importlib.import_module(name).ZstdFile)
         except ImportError:
             continue
     try:
-        reader = importlib.import_module("zstandard").ZstdDecompressor().stream_reader
+        reader = importlib.import_module(_ZSTD_MODULES[-1]).ZstdDecompressor().stream_reader
     except ImportError:
         raise InputError(
             f"{path} is compressed by zstd, which this Python can't read: pip install zstandard."
