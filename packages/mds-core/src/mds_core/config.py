@@ -97,6 +97,11 @@ class GPTConfig:
                 f"({self.num_attention_heads}); each head needs hidden_size / num_attention_heads "
                 f"channels. Change one of the two, or give head_dim."
             )
+        if self.ffn_width < 1:
+            raise ValueError(
+                f"hidden_size ({self.hidden_size}) is too small for the width that a gated MLP has "
+                f"by default, a multiple of 64; give ffn_hidden_size."
+            )
         if self.num_attention_heads % self.kv_heads:
             raise ValueError(
                 f"num_attention_heads ({self.num_attention_heads}) is not a multiple of "

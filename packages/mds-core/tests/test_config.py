@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+import torch
+from core_cells import GPT2, LLAMA_GQA, QWEN3
+from torch.utils.flop_counter import FlopCounterMode
+
+from mds_core.config import Execution, GPTConfig
+from mds_core.groups import ProcessGroups
+from mds_core.models import GPT
+
+PLAIN = {
+    "num_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+    "max_position_embeddings": 16,
+}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *(GPT2, LLAMA_GQA, QWEN3),
+        replace(GPT2, normalization="rmsnorm", zero_centered_norm=True, add_bias=False),
+        replace(GPT2, qk_norm=True, tie_embeddings=False, position_embedding="none"),
+        replace(LLAMA_GQA, num_key_value_heads=1, add_qkv_bias=True, activation="relu2"),
+    ],
+)
+def test_the_parameter_count_is_that_of_the_built_model(config) -> None:
+    model = GPT(config, ProcessGroups.single(), device="meta")
+
+    shards = model.parameter_shards().values()
+
+    assert config.num_params() == sum(torch.Size(shard.global_shape).numel() for shard in shards)
+
+
+@pytest.mark.parametrize("config", [GPT2, LLAMA_GQA, QWEN3])
+def test_flops_are_those_of_the_matrix_products_that_run(config) -> None:
+    length = 16
+    model = GPT(config, ProcessGroups.single(), execution=Execution(attention_kernel="math"))
+    with FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, length, dtype=torch.int64))
+
+    # The head ran with padded rows and attention over all pairs; the config counts neither.
+    padding = config.padded_vocab_size() - config.vocab_size
+    window = config.sliding_window or length
+    visible = sum(min(position + 1, window) for position in range(length))
+    wide = 4 * config.num_attention_heads * config.channels * config.num_layers
+    surplus = 2 * length * padding * config.hidden_size + wide * (length**2 - visible)
+    assert config.flops_per_token(length) * length == 3 * (counter.get_total_flops() - surplus)
+
+
+def test_flops_of_gpt3_follow_from_its_published_shape() -> None:
+    config = GPTConfig(
+        num_layers=96,
+        hidden_size=12288,
+        num_attention_heads=96,
+        vocab_size=50257,
+        max_position_embeddings=2048,
+    )
+
+    assert config.num_params() == pytest.approx(174.6e9, rel=1e-3)
+    assert config.flops_per_token(2048) == pytest.approx(6 * 174.6e9, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": 30}, r"hidden_size \(30\) is not a multiple of num_attention_heads"),
+        ({"num_key_value_heads": 3}, r"num_attention_heads \(4\) is not a multiple of num_key"),
+        ({"num_layers": 0}, r"num_layers \(0\) must be at least 1"),
+        ({"vocab_size": 1.5}, r"vocab_size \(1.5\) must be a whole number"),
+        ({"num_layers": True}, r"num_layers \(True\) must be a whole number"),
+        ({"activation": "gelo"}, r"activation \('gelo'\) is unknown; choose one of gelu, "),
+        ({"normalization": "none"}, r"normalization \('none'\) is unknown"),
+        ({"hidden_dropout": 1.0}, r"hidden_dropout \(1.0\) must be at least 0 and less than 1"),
+        ({"rope_percent": 0.0}, r"rope_percent \(0.0\) must be above 0"),
+        ({"init_std": 0.0}, r"init_std \(0.0\) must be above 0"),
+        ({"norm_epsilon": float("nan")}, r"norm_epsilon \(nan\) must be above 0"),
+        ({"position_embedding": "rope", "rope_percent": 0.4}, "rotation needs pairs"),
+    ],
+)
+def test_an_impossible_value_is_refused_with_its_reason(changes, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        GPTConfig(**PLAIN | changes)
+
+
+def test_nobody_writes_to_a_config() -> None:
+    with pytest.raises(FrozenInstanceError):
+        GPTConfig(**PLAIN).num_layers = 3
+
+
+def test_derived_values_are_written_out_on_request() -> None:
+    config = GPTConfig(**PLAIN, activation="swiglu").resolved()
+
+    assert (config.num_key_value_heads, config.head_dim, config.add_qkv_bias) == (4, 8, True)
+    assert config.ffn_hidden_size == 64
+    assert config.resolved() == config
+
+
+def test_a_gated_mlp_that_rounds_to_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="give ffn_hidden_size"):
+        GPTConfig(**PLAIN | {"hidden_size": 16, "activation": "swiglu"})
+
+
+@pytest.mark.parametrize(("tp_size", "rows"), [(1, 128), (2, 256), (4, 512)])
+def test_the_vocabulary_is_padded_for_every_rank(tp_size, rows) -> None:
+    assert GPTConfig(**PLAIN).padded_vocab_size(tp_size) == rows
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_attention_heads": 1}, r"num_attention_heads \(1\) is not a multiple of tp_size"),
+        ({"num_key_value_heads": 1}, r"num_key_value_heads \(1\) is not a multiple of tp_size"),
+        ({"ffn_hidden_size": 33}, r"ffn_hidden_size \(33\) is not a multiple of tp_size \(2\)"),
+    ],
+)
+def test_a_layout_that_does_not_divide_the_model_is_refused(changes, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        GPTConfig(**PLAIN | changes).check_tp(2)
+
+
+def test_dropping_attention_weights_and_the_fused_kernel_exclude_each_other() -> None:
+    config = GPTConfig(**PLAIN, attention_dropout=0.1)
+
+    with pytest.raises(ValueError, match='attention_kernel="fused" cannot drop attention weights'):
+        GPT(config, ProcessGroups.single(), execution=Execution(attention_kernel="fused"))
+
+
+def test_an_unknown_way_to_compute_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"recompute \('some'\) is unknown; choose one of none"):
+        Execution(recompute="some")
