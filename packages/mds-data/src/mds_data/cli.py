@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from mds_data.cli_errors import exit_code, sentence
 from mds_data.cli_parser import add_preprocess, add_sample_corpus, add_train_tokenizer
+from mds_data.cli_store_parser import add_store_commands
 
 __all__ = ["build_parser", "main"]
 
@@ -64,4 +65,5 @@ def build_parser() -> argparse.ArgumentParser:
     add_sample_corpus(commands)
     add_train_tokenizer(commands)
     add_preprocess(commands)
+    add_store_commands(commands)
     return parser

@@ -225,7 +225,8 @@ def _add_tokenizer(parser: argparse.ArgumentParser) -> None:
             "GPTSentencePieceTokenizer",
             "NullTokenizer",
         ],
-        help="Megatron's names, with the files below",
+        metavar="TYPE",
+        help="Megatron's name, with the files below: %(choices)s",
     )
     group.add_argument(
         "--tokenizer-model",
