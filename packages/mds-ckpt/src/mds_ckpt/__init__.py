@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from mds_ckpt.checkpoint import Checkpoint, LazyTensor
-from mds_ckpt.convert import Report, convert
-from mds_ckpt.errors import (
-    CheckpointError,
-    LockedError,
-    MachineError,
-    RejectedError,
-    UnknownFormatError,
-    UnsupportedError,
-    UsageError,
-)
-from mds_ckpt.formats import open_checkpoint
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mds_ckpt.checkpoint import Checkpoint, LazyTensor
+    from mds_ckpt.convert import Report, convert
+    from mds_ckpt.diff import compare
+    from mds_ckpt.errors import (
+        CheckpointError,
+        LockedError,
+        MachineError,
+        RejectedError,
+        UnknownFormatError,
+        UnsupportedError,
+        UsageError,
+    )
+    from mds_ckpt.formats import open_checkpoint
+    from mds_ckpt.verify import verify
 
 __all__ = [
     "Checkpoint",
@@ -26,6 +32,33 @@ __all__ = [
     "UnknownFormatError",
     "UnsupportedError",
     "UsageError",
+    "compare",
     "convert",
     "open_checkpoint",
+    "verify",
 ]
+
+# A command should not wait for what it does not use, so public names are imported at first use.
+_HOMES = (
+    "mds_ckpt.errors",
+    "mds_ckpt.checkpoint",
+    "mds_ckpt.formats",
+    "mds_ckpt.convert",
+    "mds_ckpt.diff",
+    "mds_ckpt.verify",
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'mds_ckpt' has no attribute {name!r}")
+    for home in _HOMES:
+        module = import_module(home)
+        if name in vars(module):
+            value = globals()[name] = vars(module)[name]
+            return value
+    raise AssertionError(f"{name} has no home")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

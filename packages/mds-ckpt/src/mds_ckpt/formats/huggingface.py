@@ -269,7 +269,7 @@ def _is_tied(part: Stored, tensors: Mapping[str, LazyTensor]) -> bool:
 
 
 def _plan(checkpoint: Checkpoint, options: Options) -> Plan:
-    from mds_ckpt.formats.huggingface_writer import plan
+    from mds_ckpt.writers.huggingface import plan
 
     return plan(checkpoint, options)
 

@@ -1,0 +1,279 @@
+"""The command line. Parses, calls one function of the package, prints, and picks the exit code.
+
+Exit codes: 0 done, 1 a check found a difference, 2 wrong usage, 3 input rejected, 4 environment.
+Commands import what they need when they run, so that ``--help`` takes no time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from mds_ckpt.errors import CheckpointError
+from mds_ckpt.escape import printable
+
+_DTYPES = {
+    "fp32": "F32",
+    "float32": "F32",
+    "bf16": "BF16",
+    "bfloat16": "BF16",
+    "fp16": "F16",
+    "float16": "F16",
+}
+_BUGS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    arguments = build_parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = arguments.command
+    try:
+        return command(arguments)
+    except CheckpointError as error:
+        return _fail(arguments, error, error.exit_code, str(error))
+    except FileNotFoundError as error:
+        return _fail(arguments, error, 3, f"{error.filename}: there is no such file or folder")
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (OSError, MemoryError) as error:
+        return _fail(arguments, error, 4, _environment(error))
+    except KeyboardInterrupt as error:
+        return _fail(arguments, error, 4, "interrupted; nothing half-written was left behind")
+    except _BUGS as error:
+        what = f"{type(error).__name__}: {error}"
+        return _fail(arguments, error, 4, f"a fault of mds-ckpt itself, please report it: {what}")
+
+
+def _fail(arguments: argparse.Namespace, error: BaseException, code: int, message: str) -> int:
+    if arguments.debug:
+        raise error
+    sys.stderr.write(f"mds-ckpt: {printable(message, longest=4000)}\n")
+    return code
+
+
+def _environment(error: BaseException) -> str:
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}; free space or permission, then run it again"
+    return "memory ran out; convert with --jobs 1, or on a larger machine"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands and flags."""
+    parser = argparse.ArgumentParser(
+        prog="mds-ckpt",
+        description="Open, check and convert checkpoints of large models. Nothing in them is "
+        "executed, and torch is not needed.",
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--debug", action="store_true", help="show a traceback on errors")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for add in (_add_inspect, _add_verify, _add_convert, _add_diff, _add_scan):
+        add(commands, common)
+    return parser
+
+
+class _Version(argparse.Action):
+    """Asks for the version only when it is wanted: that takes longer than all the rest."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"mds-ckpt {version('mds-ckpt')}\n")
+        parser.exit()
+
+
+def _add_command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    common: argparse.ArgumentParser,
+    name: str,
+    text: str,
+    run: Callable[[argparse.Namespace], int],
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=text, description=text, parents=[common])
+    parser.set_defaults(command=run)
+    return parser
+
+
+def _add_from(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--from", dest="source_format", metavar="FORMAT", help="format, if it is not detected"
+    )
+
+
+def _add_inspect(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
+) -> None:
+    text = "show what a checkpoint is; reads headers only"
+    parser = _add_command(commands, common, "inspect", text, _inspect)
+    parser.add_argument("path", metavar="PATH")
+    parser.add_argument("--json", action="store_true", help="print JSON of a stable schema")
+    parser.add_argument("--tensor", metavar="GLOB", help="only tensors of matching names")
+    parser.add_argument("--stats", action="store_true", help="read the tensors: norm, range, NaN")
+    _add_from(parser)
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    from mds_ckpt.formats import open_checkpoint
+    from mds_ckpt.inspection import summary
+
+    checkpoint = open_checkpoint(arguments.path, format=arguments.source_format)
+    found = summary(checkpoint, pattern=arguments.tensor, stats=arguments.stats)
+    if arguments.json:
+        sys.stdout.write(json.dumps(found, indent=1, allow_nan=False) + "\n")
+        return 0
+    from rich.console import Console
+
+    from mds_ckpt.inspection_tree import draw, statistics_table
+
+    # Wide enough when piped that no line breaks.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 240)
+    console.print(draw(found))
+    if arguments.stats:
+        console.print(statistics_table(found["tensors"]))
+    return 0
+
+
+def _add_verify(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
+) -> None:
+    text = "read every byte and compare digests; exit code 1 names what is wrong"
+    parser = _add_command(commands, common, "verify", text, _verify)
+    parser.add_argument("path", metavar="PATH")
+    _add_from(parser)
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from mds_ckpt.verify import verify
+
+    verdict = verify(arguments.path, format=arguments.source_format)
+    for problem in verdict.problems:
+        _say(str(problem))
+    checked = f"{verdict.num_tensors} tensors, {verdict.nbytes:,} bytes"
+    where = printable(str(verdict.checkpoint.path))
+    if verdict.problems:
+        _say(f"{where}: {len(verdict.problems)} problems in {checked}")
+        return 1
+    _say(f"{where}: {checked}, all as written")
+    return 0
+
+
+def _add_convert(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
+) -> None:
+    text = "write a checkpoint in another format; the source is never touched"
+    parser = _add_command(commands, common, "convert", text, _convert)
+    parser.add_argument("source", metavar="SRC")
+    parser.add_argument("target", metavar="DST", help="the folder that is to appear")
+    parser.add_argument("--to", required=True, metavar="FORMAT", help="mds, hf")
+    _add_from(parser)
+    parser.add_argument("--dtype", type=_dtype, metavar="D", help="fp32, bf16 or fp16")
+    parser.add_argument("--vocab-size", type=int, metavar="V", help="the true vocabulary")
+    parser.add_argument("--weights-only", action="store_true", help="leave optimizer state behind")
+    parser.add_argument("--allow-loss", action="store_true", help="let --dtype lose values")
+    parser.add_argument("--overwrite", action="store_true", help="replace a checkpoint at DST")
+    parser.add_argument("--dry-run", action="store_true", help="check all, write nothing")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="files written at a time")
+
+
+def _dtype(word: str) -> str:
+    if word.lower() not in _DTYPES:
+        raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(_DTYPES)}")
+    return _DTYPES[word.lower()]
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+    from mds_ckpt.convert import convert
+
+    report = convert(
+        arguments.source,
+        arguments.target,
+        to=arguments.to,
+        source_format=arguments.source_format,
+        dtype=arguments.dtype,
+        vocab_size=arguments.vocab_size,
+        weights_only=arguments.weights_only,
+        allow_loss=arguments.allow_loss,
+        overwrite=arguments.overwrite,
+        dry_run=arguments.dry_run,
+        jobs=arguments.jobs,
+    )
+    for note in report.notes:
+        _say(f"note: {printable(note, longest=2000)}")
+    for loss in report.losses:
+        _say(f"lost: {printable(str(loss), longest=2000)}")
+    for reason, count in report.dropped.items():
+        _say(f"dropped: {count} tensors, {printable(reason)}")
+    verb = "would write" if report.dry_run else "wrote"
+    _say(
+        f"{report.source_format} {printable(str(report.source))}: {report.num_read} tensors used, "
+        f"each once; {verb} {report.num_written} to {report.target_format} "
+        f"{printable(str(report.target))} ({report.nbytes:,} bytes)"
+    )
+    return 0
+
+
+def _add_diff(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
+) -> None:
+    text = "compare two checkpoints of any formats by canonical name; exit code 1 if they differ"
+    parser = _add_command(commands, common, "diff", text, _diff)
+    parser.add_argument("first", metavar="A")
+    parser.add_argument("second", metavar="B")
+    parser.add_argument("--atol", type=_tolerance, default=0.0, metavar="X", help="absolute")
+    parser.add_argument("--rtol", type=_tolerance, default=0.0, metavar="X", help="relative to B")
+
+
+def _tolerance(word: str) -> float:
+    value = float(word)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{word} is not a tolerance; give a number from 0 on")
+    return value
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+    from mds_ckpt.diff import compare
+    from mds_ckpt.formats import open_checkpoint
+
+    sides = [open_checkpoint(path) for path in (arguments.first, arguments.second)]
+    found = compare(*sides, atol=arguments.atol, rtol=arguments.rtol)
+    for note in found.notes:
+        _say(f"note: {note}")
+    for difference in found.differences:
+        _say(str(difference))
+    _say(f"{found.num_compared} tensors compared, {len(found.differences)} differences")
+    return 1 if found.differences else 0
+
+
+def _add_scan(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
+) -> None:
+    text = "list every global that pickles would import, with a verdict; runs nothing"
+    parser = _add_command(commands, common, "scan", text, _scan)
+    parser.add_argument("path", metavar="PATH")
+
+
+def _scan(arguments: argparse.Namespace) -> int:
+    from mds_ckpt.scan import scan_path
+
+    findings = scan_path(arguments.path)
+    for finding in findings:
+        member = f" ({printable(finding.member)})" if finding.member else ""
+        name = f" {printable(finding.name)}" if finding.name else ""
+        place = f"{printable(finding.file)}{member}"
+        _say(f"{finding.verdict:9} {place}:{name} {printable(finding.reason)}".rstrip())
+    bad = [finding for finding in findings if finding.verdict in {"dangerous", "broken"}]
+    _say(f"{len(findings)} findings, {len(bad)} of them dangerous or broken; nothing was run")
+    return 1 if bad else 0
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
