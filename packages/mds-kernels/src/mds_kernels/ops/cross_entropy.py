@@ -3,13 +3,14 @@
 Letters: n tokens, v vocabulary, t tensor-parallel size.
 """
 
-import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
-from mds_kernels.backends.torch.cross_entropy import CrossEntropy, Objective
+from mds_kernels.dispatch import implementation
+from mds_kernels.objective import build_objective
 
-__all__ = ["cross_entropy"]
+__all__ = ["cross_entropy", "cross_entropy_reference"]
 
 
 def cross_entropy(
@@ -27,23 +28,35 @@ def cross_entropy(
 ) -> Tensor:
     """Return the loss of every token, differentiable.
 
+    The logits are read, never changed, so they may be used elsewhere too.
+
     Args:
         logits: [n, v / t] this rank's columns.
         labels: [n] int64 global ids.
         vocab_start: First global id of this rank's columns.
-        vocab_size: The true vocabulary (None: no column is padding); columns from there on do not take part.
-        group: The ranks over which the vocabulary is split.
-        label_smoothing: Mass spread evenly over the true vocabulary, as in ``torch.nn.functional.cross_entropy``.
+        vocab_size: The true vocabulary; columns from there on are padding and take no part.
+            None: no column is padding.
+        group: The ranks over which the vocabulary is split; a collective call for all of them.
+        label_smoothing: Mass spread evenly over the true vocabulary, as in
+            ``torch.nn.functional.cross_entropy``.
         z_loss: Coefficient of the squared log-sum-exp that is added to each loss.
         ignore_index: Tokens with this label have loss and gradient zero.
-        chunk_size: Tokens at a time.
-        backend: None for the registry's choice.
+        chunk_size: Tokens at a time; None for a choice by the size of the vocabulary.
+        backend: The backend to use, or None for the registry's choice.
 
     Returns:
         [n] fp32 (float64 for float64 logits).
+
+    Raises:
+        ValueError: Shapes don't fit, or (on a CPU) a label is outside the vocabulary.
+        BackendError: The backend asked for can't be used.
     """
+    if logits.dim() != 2 or labels.shape != logits.shape[:1]:
+        raise ValueError(
+            f"logits must be [n, v / t] and labels [n]; got {tuple(logits.shape)} and "
+            f"{tuple(labels.shape)}. Flatten the batch and sequence dimensions first."
+        )
     objective = build_objective(
-        labels,
         rows=logits.shape[1],
         vocab_start=vocab_start,
         vocab_size=vocab_size,
@@ -53,38 +66,29 @@ def cross_entropy(
         ignore_index=ignore_index,
         chunk_size=chunk_size,
     )
-    losses: Tensor = CrossEntropy.apply(logits, labels, objective)
+    run = implementation(
+        "cross_entropy", device=logits.device.type, dtype=logits.dtype, backend=backend
+    )
+    losses: Tensor = run(logits, labels, objective=objective)
     return losses
 
 
-def build_objective(
+def cross_entropy_reference(
+    logits: Tensor,
     labels: Tensor,
     *,
-    rows: int,
-    vocab_start: int,
-    vocab_size: int | None,
-    group: dist.ProcessGroup | None,
-    label_smoothing: float,
-    z_loss: float,
-    ignore_index: int,
-    chunk_size: int | None,
-) -> Objective:
-    """Check what the two public functions share and gather it."""
-    if vocab_size is None:
-        vocab_size = rows * (1 if group is None else group.size()) if group else vocab_start + rows
-    if labels.device.type == "cpu" and labels.numel():
-        wrong = labels[(labels != ignore_index) & ((labels < 0) | (labels >= vocab_size))]
-        if wrong.numel():
-            raise ValueError(
-                f"label {wrong[0].item()} is outside the vocabulary of {vocab_size}; labels are global ids, and "
-                f"ignored ones carry ignore_index ({ignore_index})."
-            )
-    return Objective(
-        vocab_start=vocab_start,
-        vocab_size=vocab_size,
-        group=group,
+    vocab_size: int | None = None,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    ignore_index: int = -100,
+) -> Tensor:
+    """Return [n] float64 losses of whole logits [n, v], computed in the plainest way."""
+    true = logits.double()[:, :vocab_size]
+    losses = F.cross_entropy(
+        true,
+        labels,
+        reduction="none",
         label_smoothing=label_smoothing,
-        z_loss=z_loss,
         ignore_index=ignore_index,
-        chunk_size=chunk_size,
     )
+    return losses + z_loss * true.logsumexp(dim=1).square() * (labels != ignore_index)

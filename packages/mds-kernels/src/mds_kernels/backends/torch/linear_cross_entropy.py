@@ -1,25 +1,54 @@
-"""Output projection and cross-entropy in one, in plain torch: the logits exist a chunk at a time.
+"""Output projection and cross-entropy in one: the logits exist a chunk of tokens at a time.
 
-Letters: n tokens, c tokens of a chunk, h hidden, v vocabulary, t tensor-parallel size, r true vocabulary rows here.
+By default the forward pass computes the gradients while a chunk's logits are at hand, and the
+backward pass only scales them. With ``recompute`` it keeps one number a token instead and the
+backward pass makes each chunk's logits again.
+
+Letters: n tokens, c tokens of a chunk, h hidden, v vocabulary, t tensor-parallel size,
+r true vocabulary rows of this rank.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mds_kernels.backends.torch.cross_entropy import (
-    Objective,
+from mds_kernels.backends.torch.graph_op import Packed, graph_op, pack, unpack
+from mds_kernels.backends.torch.vocabulary_softmax import (
     accumulation_dtype,
+    check_labels,
+    default_chunk,
     gradient_of_logits,
     normalise,
     token_weights,
 )
+from mds_kernels.objective import Objective
 
 
-class LinearCrossEntropyFunction(torch.autograd.Function):
-    """Computes the gradients beside the loss, while a chunk's logits are at hand."""
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    loss_weights: Tensor | None,
+    *,
+    objective: Objective,
+    recompute: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return the weighted sum of the losses, and [n] the losses, detached."""
+    training = torch.is_grad_enabled()
+    wanted = (training and hidden.requires_grad, training and weight.requires_grad)
+    packed = pack(objective)
+    function = _Recomputing if recompute and any(wanted) else _GradientsInForward
+    loss_sum, losses = function.apply(hidden, weight, labels, loss_weights, packed, wanted)  # type: ignore[no-untyped-call]
+    return loss_sum, losses
 
+
+_NEITHER = (False, False)
+_BLOCK_ROWS = 8192
+
+
+class _GradientsInForward(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -27,30 +56,160 @@ class LinearCrossEntropyFunction(torch.autograd.Function):
         weight: Tensor,
         labels: Tensor,
         loss_weights: Tensor | None,
-        objective: Objective,
-        needs_gradient: tuple[bool, bool],
+        packed: Packed,
+        wanted: tuple[bool, bool],
     ) -> tuple[Tensor, Tensor]:
-        """Return the weighted sum of the losses and the losses [n]."""
-        dtype = accumulation_dtype(hidden.dtype)
-        rows = objective.true_rows(weight.shape[0])
-        weights = token_weights(labels, loss_weights, objective, dtype)
-        losses = torch.empty(hidden.shape[0], dtype=dtype, device=hidden.device)
-        grad_hidden = (
-            torch.empty_like(hidden, memory_format=torch.contiguous_format)
-            if needs_gradient[0]
-            else None
+        loss_sum, losses, _, grad_hidden, grad_weight = _forward(
+            hidden, weight, labels, loss_weights, *wanted, *packed
         )
-        grad_weight = (
-            torch.zeros(weight.shape, dtype=dtype, device=weight.device)
-            if needs_gradient[1]
-            else None
+        ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.wanted, ctx.weight_dtype = wanted, weight.dtype
+        ctx.mark_non_differentiable(losses)
+        return loss_sum, losses
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        # Not in place: a second backward pass over a retained graph finds the saved ones untouched.
+        grad_hidden, grad_weight = ctx.saved_tensors
+        want_hidden, want_weight = ctx.wanted
+        return (
+            _scaled(grad_hidden, grad_loss, grad_hidden.dtype) if want_hidden else None,
+            _scaled(grad_weight, grad_loss, ctx.weight_dtype) if want_weight else None,
+            *(None,) * 4,
         )
-        for tokens in objective.chunks(hidden.shape[0], rows):
-            logits = (hidden[tokens] @ weight[:rows].T).to(dtype)
-            normalised = normalise(logits, labels[tokens], objective)
-            losses[tokens] = normalised.losses
-            if grad_hidden is None and grad_weight is None:
-                continue
+
+
+class _Recomputing(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        loss_weights: Tensor | None,
+        packed: Packed,
+        wanted: tuple[bool, bool],
+    ) -> tuple[Tensor, Tensor]:
+        loss_sum, losses, log_sum_exp, _, _ = _forward(
+            hidden, weight, labels, loss_weights, *_NEITHER, *packed
+        )
+        ctx.save_for_backward(hidden, weight, labels, loss_weights, log_sum_exp)
+        ctx.wanted, ctx.packed = wanted, packed
+        ctx.mark_non_differentiable(losses)
+        return loss_sum, losses
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        want_hidden, want_weight = ctx.wanted
+        grad_hidden, grad_weight = _backward(
+            grad_loss, *ctx.saved_tensors, want_hidden, want_weight, *ctx.packed
+        )
+        return (
+            grad_hidden if want_hidden else None,
+            grad_weight.to(ctx.saved_tensors[1].dtype) if want_weight else None,
+            *(None,) * 4,
+        )
+
+
+class _Gradients:
+    """Sums the gradients of hidden and weight over the chunks; an empty tensor where not wanted."""
+
+    def __init__(
+        self, hidden: Tensor, weight: Tensor, *, rows: int, wanted: tuple[bool, bool]
+    ) -> None:
+        self.wanted = wanted
+        self.hidden, self.weight = _empty_gradients(hidden, weight, wanted)
+        self.weight.zero_()
+        self._inputs = hidden, weight[:rows]
+
+    def add(self, tokens: slice, gradient: Tensor) -> None:
+        """Add the part of a chunk, given the gradient of its logits [c, r]."""
+        hidden, weight = self._inputs
+        gradient = gradient.to(hidden.dtype)
+        if self.wanted[0]:
+            self.hidden[tokens] = gradient @ weight
+        if self.wanted[1]:
+            _add_product(self.weight[: weight.shape[0]], gradient, hidden[tokens])
+
+
+def _empty_gradients(
+    hidden: Tensor, weight: Tensor, wanted: tuple[bool, bool]
+) -> tuple[Tensor, Tensor]:
+    # The weight's gradient sums over chunks, so it must not be rounded to bf16 after each.
+    dtype = accumulation_dtype(weight.dtype)
+    return (
+        hidden.new_empty(hidden.shape if wanted[0] else 0),
+        weight.new_empty(weight.shape if wanted[1] else 0, dtype=dtype),
+    )
+
+
+def _add_product(total: Tensor, gradient: Tensor, hidden: Tensor) -> None:
+    """Add ``gradient.T @ hidden`` to ``total`` in its dtype."""
+    if total.dtype == hidden.dtype:
+        total.addmm_(gradient.T, hidden)
+        return
+    for rows in _blocks(total):
+        total[rows] += gradient[:, rows].T @ hidden
+
+
+def _scaled(gradient: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``gradient * scale`` in ``dtype`` without a whole fp32 copy on the way."""
+    if gradient.dtype == dtype:
+        return gradient * scale
+    result = torch.empty_like(gradient, dtype=dtype)
+    for rows in _blocks(gradient):
+        result[rows] = gradient[rows] * scale
+    return result
+
+
+def _blocks(matrix: Tensor) -> Iterator[slice]:
+    """Yield slices of rows, each small beside a vocabulary yet large for a matrix product."""
+    for start in range(0, matrix.shape[0], _BLOCK_ROWS):
+        yield slice(start, start + _BLOCK_ROWS)
+
+
+def _fake_forward(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    loss_weights: Tensor | None,
+    want_hidden: bool,  # noqa: FBT001
+    want_weight: bool,  # noqa: FBT001
+    *packed: object,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    losses = hidden.new_empty(hidden.shape[0], dtype=accumulation_dtype(hidden.dtype))
+    gradients = _empty_gradients(hidden, weight, (want_hidden, want_weight))
+    return losses.new_empty(()), losses, torch.empty_like(losses), *gradients
+
+
+@graph_op("linear_cross_entropy_forward", fake=_fake_forward)
+def _forward(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    loss_weights: Tensor | None,
+    want_hidden: bool,  # noqa: FBT001 - a graph op's arguments are positional
+    want_weight: bool,  # noqa: FBT001
+    whole: Sequence[int],
+    real: Sequence[float],
+    group_name: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    objective = unpack(whole, real, group_name)
+    check_labels(labels, objective)
+    rows = objective.true_rows(weight.shape[0])
+    losses = hidden.new_empty(hidden.shape[0], dtype=accumulation_dtype(hidden.dtype))
+    log_sum_exp = torch.empty_like(losses)
+    weights = token_weights(labels, loss_weights, objective, like=losses)
+    gradients = _Gradients(hidden, weight, rows=rows, wanted=(want_hidden, want_weight))
+
+    def run(tokens: slice) -> None:  # a function, so that a chunk is freed before the next
+        logits = (hidden[tokens] @ weight[:rows].T).to(losses.dtype)
+        normalised = normalise(logits, labels[tokens], objective)
+        losses[tokens] = normalised.losses
+        log_sum_exp[tokens] = normalised.log_sum_exp
+        if want_hidden or want_weight:
             gradient = gradient_of_logits(
                 normalised.exponentials,
                 labels[tokens],
@@ -58,30 +217,64 @@ class LinearCrossEntropyFunction(torch.autograd.Function):
                 sums=normalised.sums,
                 log_sum_exp=normalised.log_sum_exp,
                 weights=weights[tokens],
-            ).to(hidden.dtype)
-            if grad_hidden is not None:
-                grad_hidden[tokens] = gradient @ weight[:rows]
-            if grad_weight is not None:
-                _add_product(grad_weight[:rows], gradient, hidden[tokens])
-        ctx.save_for_backward(grad_hidden, grad_weight)
-        ctx.weight_dtype = weight.dtype
-        ctx.mark_non_differentiable(losses)
-        return (losses * weights).sum(), losses
+            )
+            gradients.add(tokens, gradient)
 
-    @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        """Scale the gradients that the forward pass left."""
-        grad_hidden, grad_weight = ctx.saved_tensors
-        if grad_hidden is not None:
-            grad_hidden = (grad_hidden * grad_loss).to(grad_hidden.dtype)
-        if grad_weight is not None:
-            grad_weight = (grad_weight * grad_loss).to(ctx.weight_dtype)
-        return grad_hidden, grad_weight, None, None, None, None
+    for tokens in objective.chunks(
+        hidden.shape[0], default_size=default_chunk(rows, hidden.device)
+    ):
+        run(tokens)
+    return (losses * weights).sum(), losses, log_sum_exp, gradients.hidden, gradients.weight
 
 
-def _add_product(total: Tensor, gradient: Tensor, hidden: Tensor) -> None:
-    """Add ``gradient.T @ hidden`` to ``total`` in its dtype."""
-    if total.dtype == hidden.dtype:
-        total.addmm_(gradient.T, hidden)
-    else:
-        total.add_(gradient.T @ hidden)
+def _fake_backward(
+    grad_loss: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    loss_weights: Tensor | None,
+    log_sum_exp: Tensor,
+    want_hidden: bool,  # noqa: FBT001
+    want_weight: bool,  # noqa: FBT001
+    *packed: object,
+) -> tuple[Tensor, Tensor]:
+    return _empty_gradients(hidden, weight, (want_hidden, want_weight))
+
+
+@graph_op("linear_cross_entropy_backward", fake=_fake_backward)
+def _backward(
+    grad_loss: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    loss_weights: Tensor | None,
+    log_sum_exp: Tensor,
+    want_hidden: bool,  # noqa: FBT001
+    want_weight: bool,  # noqa: FBT001
+    whole: Sequence[int],
+    real: Sequence[float],
+    group_name: str,
+) -> tuple[Tensor, Tensor]:
+    objective = unpack(whole, real, group_name)
+    rows = objective.true_rows(weight.shape[0])
+    # The incoming gradient carries the loss scale of fp16, so it comes in before any rounding.
+    weights = token_weights(labels, loss_weights, objective, like=log_sum_exp) * grad_loss
+    gradients = _Gradients(hidden, weight, rows=rows, wanted=(want_hidden, want_weight))
+
+    def run(tokens: slice) -> None:
+        logits = (hidden[tokens] @ weight[:rows].T).to(log_sum_exp.dtype)
+        gradient = gradient_of_logits(
+            logits.sub_(log_sum_exp[tokens, None]).exp_(),
+            labels[tokens],
+            objective,
+            sums=None,
+            log_sum_exp=log_sum_exp[tokens],
+            weights=weights[tokens],
+        )
+        gradients.add(tokens, gradient)
+
+    for tokens in objective.chunks(
+        hidden.shape[0], default_size=default_chunk(rows, hidden.device)
+    ):
+        run(tokens)
+    return gradients.hidden, gradients.weight

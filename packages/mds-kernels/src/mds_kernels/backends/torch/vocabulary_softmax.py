@@ -1,0 +1,171 @@
+"""The arithmetic that both vocabulary losses share: a chunk of tokens, over all ranks.
+
+Letters: n tokens, c tokens of a chunk, r true vocabulary rows of this rank.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mds_kernels.objective import Objective
+
+# Logits held at once: 128 MiB of fp32 on a CPU, where the gradient of a 50k vocabulary is larger
+# anyway; twice that elsewhere. Too few tokens a chunk, and the matrix products become slow.
+_CHUNK_LOGITS = {"cpu": 1 << 25, "other": 1 << 26}
+
+
+@dataclass(frozen=True, slots=True)
+class Normalised:
+    """A chunk after the forward arithmetic."""
+
+    exponentials: Tensor
+    """[c, r] exp(logit - largest logit), in place of the logits."""
+    sums: Tensor
+    """[c] the exponentials' sums over all ranks."""
+    log_sum_exp: Tensor
+    """[c] of the logits themselves."""
+    losses: Tensor
+    """[c] not weighted, zero where ignored."""
+
+
+def normalise(logits: Tensor, labels: Tensor, objective: Objective) -> Normalised:
+    """Compute the losses of a chunk and turn its logits into exponentials, in place.
+
+    Args:
+        logits: [c, r] fp32 or fp64, true vocabulary only; overwritten.
+        labels: [c] global ids.
+        objective: What to compute.
+    """
+    maxima = _row_maxima(logits)
+    if objective.group is not None:
+        dist.all_reduce(maxima, dist.ReduceOp.MAX, group=objective.group)
+    logits.sub_(maxima[:, None])
+    parts = [_target(logits, labels, objective)]
+    if objective.label_smoothing:
+        parts.append(logits.sum(dim=1))
+    # One message a chunk for all sums over the vocabulary.
+    totals = torch.stack([logits.exp_().sum(dim=1), *parts])
+    if objective.group is not None:
+        dist.all_reduce(totals, group=objective.group)
+    losses, log_sum_exp = _losses(totals, maxima, objective)
+    return Normalised(logits, totals[0], log_sum_exp, _mark(losses, labels, objective))
+
+
+def gradient_of_logits(
+    exponentials: Tensor,
+    labels: Tensor,
+    objective: Objective,
+    *,
+    sums: Tensor | None,
+    log_sum_exp: Tensor,
+    weights: Tensor,
+) -> Tensor:
+    """Turn exponentials [c, r] into the gradient of ``sum(weights * losses)``, in place.
+
+    Args:
+        exponentials: exp(logit - something); overwritten.
+        labels: [c] global ids.
+        objective: What was computed.
+        sums: [c] the exponentials' sums over the whole vocabulary; None where they are one.
+        log_sum_exp: [c].
+        weights: [c], zero where ignored.
+    """
+    factor = weights
+    if objective.z_loss:
+        factor = weights * (1 + 2 * objective.z_loss * log_sum_exp)
+    gradient = exponentials.mul_((factor if sums is None else factor / sums)[:, None])
+    if objective.label_smoothing:
+        share = objective.label_smoothing / objective.vocab_size
+        gradient.sub_((weights * share)[:, None])
+    if gradient.shape[1]:
+        columns, here = _columns(labels, gradient.shape[1], objective)
+        push = weights * (objective.label_smoothing - 1) * here
+        gradient.scatter_add_(1, columns[:, None], push[:, None])
+    return gradient
+
+
+def token_weights(
+    labels: Tensor, given: Tensor | None, objective: Objective, *, like: Tensor
+) -> Tensor:
+    """Return [n] weights in the dtype of ``like``: the given ones or one, zero where ignored."""
+    counted = labels != objective.ignore_index
+    if given is None:
+        return counted.to(like.dtype)
+    return given.to(like.dtype).masked_fill(~counted, 0.0)
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return float64 for float64 and float32 for all others."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def default_chunk(rows: int, device: torch.device) -> int:
+    """Return how many tokens' logits over ``rows`` of the vocabulary are held at once."""
+    logits = _CHUNK_LOGITS["cpu" if device.type == "cpu" else "other"]
+    tokens = max(64, logits // max(1, rows))
+    # A power of two: with 333 tokens a CPU's bf16 products take twice the time of 256.
+    return 1 << (int(tokens).bit_length() - 1)
+
+
+def check_labels(labels: Tensor, objective: Objective) -> None:
+    """Raise if a label is no id of the vocabulary; only on a CPU, elsewhere it would stall.
+
+    Raises:
+        ValueError: Naming the first wrong label.
+    """
+    if labels.device.type != "cpu":
+        return
+    wrong = labels[_is_wrong(labels, objective)]
+    if wrong.numel():
+        raise ValueError(
+            f"label {wrong[0].item()} is outside the vocabulary of {objective.vocab_size}; labels "
+            f"are global ids, and tokens without one carry ignore_index ({objective.ignore_index})."
+        )
+
+
+def _losses(totals: Tensor, maxima: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
+    """Return [c] losses and log-sum-exps from the sums over the vocabulary."""
+    # Both terms are relative to the largest logit, so the loss stays exact for logits of any size.
+    log_sums = totals[0].log()
+    losses = log_sums - totals[1]
+    if objective.label_smoothing:
+        uniform = log_sums - totals[2] / objective.vocab_size
+        losses = torch.lerp(losses, uniform, objective.label_smoothing)
+    log_sum_exp = log_sums + maxima
+    if objective.z_loss:
+        losses = losses + objective.z_loss * log_sum_exp.square()
+    return losses, log_sum_exp
+
+
+def _mark(losses: Tensor, labels: Tensor, objective: Objective) -> Tensor:
+    """Give ignored tokens no loss, and wrong labels one that can't be overlooked."""
+    losses = losses.masked_fill(_is_wrong(labels, objective), torch.nan)
+    return losses.masked_fill(labels == objective.ignore_index, 0.0)
+
+
+def _is_wrong(labels: Tensor, objective: Objective) -> Tensor:
+    outside = (labels < 0) | (labels >= objective.vocab_size)
+    return outside & (labels != objective.ignore_index)
+
+
+def _row_maxima(logits: Tensor) -> Tensor:
+    if logits.shape[1] == 0:  # a rank that holds padding only
+        return logits.new_full((logits.shape[0],), -torch.inf)
+    return logits.amax(dim=1)
+
+
+def _target(logits: Tensor, labels: Tensor, objective: Objective) -> Tensor:
+    """Return [c] the label's logit where it is on this rank, else zero."""
+    if logits.shape[1] == 0:
+        return logits.new_zeros(logits.shape[0])
+    columns, here = _columns(labels, logits.shape[1], objective)
+    return logits.gather(1, columns[:, None])[:, 0].masked_fill(~here, 0.0)
+
+
+def _columns(labels: Tensor, rows: int, objective: Objective) -> tuple[Tensor, Tensor]:
+    """Return [c] the label's column on this rank (0 if elsewhere) and whether it is here."""
+    columns = labels - objective.vocab_start
+    here = (columns >= 0) & (columns < rows)
+    return columns.masked_fill(~here, 0), here

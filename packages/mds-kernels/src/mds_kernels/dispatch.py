@@ -1,0 +1,172 @@
+"""Choose one backend for an op on a device in a dtype, and be able to say why.
+
+What the user asked for explicitly is used or refused with the reason, never replaced. ``auto``
+takes the first implementation in the registry's order that can run here.
+"""
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from mds_kernels.preference import BackendError, Preference, preference
+from mds_kernels.registry import OPS, Implementation
+
+__all__ = ["BackendError", "Choice", "check_ranks_agree", "implementation", "why"]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What runs, who wanted it and why the others do not run."""
+
+    op: str
+    device: str
+    dtype: str
+    backend: str
+    reason: str
+    others: tuple[tuple[str, str], ...]
+    """(backend, why not) of every other implementation."""
+
+    def __str__(self) -> str:
+        """Say it in sentences."""
+        lines = [f"{self.op} on {self.device} in {self.dtype}: {self.backend} ({self.reason})"]
+        lines += [f"  not {backend}: {reason}" for backend, reason in self.others]
+        return "\n".join(lines)
+
+
+def implementation(
+    op: str, *, device: str, dtype: torch.dtype, backend: str | None
+) -> Callable[..., Any]:
+    """Return the function that runs ``op`` on a device type in a dtype.
+
+    Raises:
+        BackendError: The backend asked for can't run it.
+    """
+    module, function = _imported(op, device=device, dtype=dtype, backend=backend)
+    # torch.compile can trace this look-up, though neither an import nor a function as a constant.
+    chosen: Callable[..., Any] = getattr(sys.modules[module], function)
+    return chosen
+
+
+def _imported(op: str, *, device: str, dtype: torch.dtype, backend: str | None) -> tuple[str, str]:
+    """Return module, already imported, and function of the choice."""
+    chosen = _choose(op, device, _name(dtype), preference(op, argument=backend))
+    _load(chosen.target)
+    module, function = chosen.target.split(":")
+    return module, function
+
+
+# A compiled graph keeps the choice of its tracing. This is what torch.compiler's
+# assume_constant_result does, but that would import the compiler here.
+_imported._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def why(
+    op: str,
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    backend: str | None = None,
+) -> Choice:
+    """Return which backend runs ``op`` there, with the reasons.
+
+    Raises:
+        BackendError: The op does not exist, or the backend asked for can't run it.
+    """
+    if op not in OPS:
+        raise BackendError(f"there is no op {op!r}; there are {', '.join(OPS)}.")
+    wish = preference(op, argument=backend)
+    name = _name(dtype)
+    chosen = _choose(op, device, name, wish)
+    others = tuple(
+        (one.backend, _why_not(one, device, name) or f"usable, but {chosen.backend} comes first")
+        for one in OPS[op]
+        if one is not chosen
+    )
+    return Choice(op, device, name, chosen.backend, _reason(op, wish), others)
+
+
+def check_ranks_agree(*, device: str, dtype: torch.dtype, group: dist.ProcessGroup) -> None:
+    """Raise on every rank if two ranks would run different backends, which would diverge silently.
+
+    A collective: all ranks of the group call it.
+
+    Raises:
+        BackendError: The ranks differ; the message names op and ranks.
+    """
+    mine = {op: why(op, device=device, dtype=dtype).backend for op in OPS}
+    everyone: list[dict[str, str]] = [{} for _ in range(group.size())]
+    dist.all_gather_object(everyone, mine, group=group)
+    for op in OPS:
+        backends = [choices[op] for choices in everyone]
+        if len(set(backends)) > 1:
+            told = ", ".join(f"rank {rank} {name}" for rank, name in enumerate(backends))
+            raise BackendError(
+                f"the ranks would run different backends of {op} ({told}); set "
+                f"MDS_KERNELS_{op.upper()} to one that all of them have."
+            )
+
+
+@functools.cache
+def _choose(op: str, device: str, dtype: str, wish: Preference) -> Implementation:
+    candidates = OPS[op]
+    wanted = [one for one in candidates if one.backend == wish.backend]
+    if wanted:
+        if reason := _why_not(wanted[0], device, dtype):
+            raise BackendError(
+                f"{op}: {wish.origin} asks for {wish.backend}, which can't run here: {reason}. "
+                f"Ask for auto to take the best that can."
+            )
+        return wanted[0]
+    if wish.backend != "auto" and wish.for_this_op:
+        raise BackendError(
+            f"{op}: {wish.origin} asks for {wish.backend}, which this op does not have; it has "
+            f"{', '.join(one.backend for one in candidates)}."
+        )
+    return next(one for one in candidates if _why_not(one, device, dtype) is None)
+
+
+def _why_not(one: Implementation, device: str, dtype: str) -> str | None:
+    if one.devices is not None and device not in one.devices:
+        return _with_probe(one, f"it runs on {', '.join(sorted(one.devices))}, not on {device}")
+    if one.dtypes is not None and dtype not in one.dtypes:
+        return f"it does not take {dtype}"
+    return _probe(one)
+
+
+def _with_probe(one: Implementation, reason: str) -> str:
+    """Prefer the reason that the user can do something about."""
+    return _probe(one) or reason
+
+
+def _probe(one: Implementation) -> str | None:
+    if one.probe is None:
+        return None
+    reason: str | None = _load(one.probe)()
+    return reason
+
+
+def _reason(op: str, wish: Preference) -> str:
+    order = [one.backend for one in OPS[op]]
+    if wish.backend in order:
+        return f"asked for by {wish.origin}"
+    asked = "" if wish.backend == "auto" else f"{wish.origin} asks for {wish.backend}, not had; "
+    if len(order) == 1:
+        return f"{asked}the only one"
+    return f"{asked}the first that can run of {', '.join(order)}"
+
+
+@functools.cache
+def _load(target: str) -> Callable[..., Any]:
+    module, function = target.split(":")
+    loaded: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return loaded
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
