@@ -1,0 +1,128 @@
+"""Preprocess against the original's loop, in MB of text per CPU-second, and peak memory.
+
+    python benchmarks/preprocess.py [--sizes 1 4 16] [--rounds 3] [--document-mb 100]
+
+The original encodes one document at a time with offsets, as `tools/preprocess_data.py` does in each worker; here it
+runs in one process, without its pool, which is in its favour. Both write the same tokens. Each run is a process of
+its own; start-up (the same run on one short document) is subtracted. Sizes are multiples of the sample corpus.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from mds_data.corpus import sample_corpus
+from mds_data.tokenizers.train import train_tokenizer
+
+
+def original(source: Path, folder: Path) -> None:
+    """The loop of preprocess_data.py around the tokenizers library, which HFTokenizer uses there too."""
+    import numpy as np
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    end = tokenizer.token_to_id("<|endoftext|>")
+    sizes = []
+    with source.open(encoding="utf-8") as lines, (folder / "out.bin").open("wb") as output:
+        for line in lines:
+            ids = tokenizer.encode(json.loads(line)["text"]).ids
+            ids.append(end)
+            sizes.append(len(ids))
+            output.write(np.array(ids, dtype=np.uint16).tobytes(order="C"))
+    np.save(folder / "sizes.npy", np.array(sizes, np.int32))
+
+
+def ours(source: Path, folder: Path, *, workers: int) -> None:
+    """The command line, as a user runs it."""
+    from mds_data.cli import main
+
+    arguments = ["preprocess", "--input", str(source), "--output", str(folder / "store")]
+    arguments += ["--tokenizer", str(folder / "tokenizer.json"), "--append-eod", "--overwrite"]
+    if main([*arguments, "--workers", str(workers)]):
+        raise SystemExit(1)
+
+
+def contestant(name: str, source: Path, folder: Path) -> None:
+    """Run one contestant in this process and print CPU seconds and peak MB of the largest process."""
+    import os
+    import resource
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    if name == "original":
+        original(source, folder)
+    else:
+        ours(source, folder, workers=int(name.removeprefix("ours-")))
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cpu = sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    print(json.dumps({"cpu": cpu, "peak": max(usage.ru_maxrss for usage in usages) / 1000}))
+
+
+def measure(name: str, source: Path, folder: Path) -> dict[str, float]:
+    command = [sys.executable, __file__, "--run", name, str(source), str(folder)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def compare(source: Path, tiny: Path, folder: Path, *, rounds: int) -> None:
+    names = ["original", "ours-1", "ours-2"]
+    net: dict[str, list[float]] = {name: [] for name in names}
+    gross: dict[str, list[float]] = {name: [] for name in names}
+    peak: dict[str, float] = dict.fromkeys(names, 0.0)
+    for _ in range(rounds):
+        for name in names:  # alternating, so that other load meets all alike
+            start = measure(name, tiny, folder)["cpu"]
+            run = measure(name, source, folder)
+            gross[name].append(run["cpu"])
+            net[name].append(run["cpu"] - start)
+            peak[name] = max(peak[name], run["peak"])
+    size = source.stat().st_size / 1e6
+    base = statistics.median(net["original"])
+    for name in names:
+        seconds = statistics.median(net[name])
+        print(
+            f"{size:7.1f} MB  {name:9s} {size / seconds:6.2f} MB/CPU-s net  "
+            f"{size / statistics.median(gross[name]):6.2f} gross  {base / seconds:5.2f} x original  "
+            f"largest process {peak[name]:5.0f} MB",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--document-mb", type=int, default=0)
+    parser.add_argument("--run", nargs=3)
+    arguments = parser.parse_args()
+    if arguments.run:
+        name, source, folder = arguments.run
+        contestant(name, Path(source), Path(folder))
+        return
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        texts = [document.text for document in sample_corpus()]
+        (folder / "tokenizer.json").write_bytes(train_tokenizer(texts, vocab_size=8192).content)
+        tiny = folder / "tiny.jsonl"
+        tiny.write_text('{"text": "the"}\n')
+        for size in arguments.sizes:
+            source = folder / "in.jsonl"
+            with source.open("w") as file:
+                for _ in range(size):
+                    file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
+            compare(source, tiny, folder, rounds=arguments.rounds)
+        if arguments.document_mb:
+            source = folder / "huge.jsonl"
+            whole = "\n".join(texts) * (arguments.document_mb // 3 + 1)
+            source.write_text(json.dumps({"text": whole[: arguments.document_mb * 10**6]}) + "\n")
+            run = measure("ours-1", source, folder)
+            print(f"one document of {arguments.document_mb} MB: peak {run['peak']:.0f} MB")
+
+
+if __name__ == "__main__":
+    main()
