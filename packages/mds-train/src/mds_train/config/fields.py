@@ -21,6 +21,7 @@ from typing import Any, Literal, Union
 __all__ = [
     "REQUIRED",
     "FieldSpec",
+    "accepts_none",
     "as_declared",
     "field_table",
     "from_text",
@@ -193,6 +194,11 @@ def _first_text_that_fits(annotations: Iterable[object], text: str) -> Any:
         except TypeError:
             continue
     raise TypeError
+
+
+def accepts_none(annotation: object) -> bool:
+    """Whether a field may be left unset."""
+    return _is_union(annotation) and types.NoneType in typing.get_args(annotation)
 
 
 def _is_union(annotation: object) -> bool:

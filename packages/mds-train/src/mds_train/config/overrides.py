@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from mds_train.config.fields import FieldSpec, field_table, nearest, type_name
+from mds_train.config.fields import FieldSpec, accepts_none, field_table, nearest, type_name
 from mds_train.config.loading import Setting, Settings
 from mds_train.config.megatron_flags import OLD_FLAGS, OldSettings, is_old_flag, take_old_flags
 from mds_train.config.schema import TrainConfig
@@ -106,16 +106,17 @@ def _spell_out(arguments: Sequence[str]) -> list[str]:
             normal += [name] if follower.lower() in ("true", "false") else [name, "True"]
         else:
             normal += [name, value] if equals else [name]
-    return [_capital_boolean(normal, index) for index in range(len(normal))]
+    return [_as_tyro_spells(normal, index) for index in range(len(normal))]
 
 
-def _capital_boolean(arguments: Sequence[str], index: int) -> str:
-    """Write true as tyro does (True); TOML's true and false are accepted for switches too."""
+def _as_tyro_spells(arguments: Sequence[str], index: int) -> str:
+    """Capitalise true, false and none, which TOML and people write small."""
     word = arguments[index]
-    before = _flags().get(arguments[index - 1]) if index else None
-    if before is not None and before.is_switch and word.lower() in ("true", "false"):
-        return word.capitalize()
-    return word
+    spec = _flags().get(arguments[index - 1]) if index else None
+    if spec is None or word.lower() not in ("true", "false", "none"):
+        return word
+    takes_word = spec.is_switch if word.lower() != "none" else accepts_none(spec.annotation)
+    return word.capitalize() if takes_word else word
 
 
 def _chosen_fields(arguments: Sequence[str]) -> list[FieldSpec]:

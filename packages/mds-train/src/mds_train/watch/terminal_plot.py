@@ -11,6 +11,7 @@ __all__ = ["Line", "plot"]
 
 _DOT_BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _BLANK = 0x2800
+_LABEL_WIDTH = 7
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,10 +116,16 @@ def _row(cells: dict[tuple[int, int], tuple[int, str]], *, row: int, window: _Wi
     label = ""
     if row in (0, window.rows // 2, window.rows - 1):
         share = row / (window.rows - 1)
-        label = f"{window.top - share * (window.top - window.bottom):.4g}"
+        label = _short(window.top - share * (window.top - window.bottom))
     tick = "┤" if label else "│"
     text = "".join(_cell(cells.get((row, column))) for column in range(window.columns))
-    return f"{label:>7} {tick}{text}"
+    return f"{label:>{_LABEL_WIDTH}} {tick}{text}"
+
+
+def _short(value: float) -> str:
+    """Write a number with as many digits as fit in front of the axis."""
+    texts = [f"{value:.{digits}g}" for digits in (4, 3, 2, 1)]
+    return next((text for text in texts if len(text) <= _LABEL_WIDTH), texts[-1])
 
 
 def _cell(cell: tuple[int, str] | None) -> str:

@@ -1,0 +1,197 @@
+"""Each of Megatron's flags does what the table says; the list below is checked to be complete."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from mds_train.config import TrainConfig
+from mds_train.config.fields import field_table
+from mds_train.config.loading import Setting
+from mds_train.config.megatron_flags import OLD_FLAGS, resolve_old_flags, take_old_flags
+from mds_train.config.megatron_table import Derived, Ignored, Refused, Switch, Value
+from mds_train.errors import UsageError
+
+SETS = {
+    "--num-layers 4": {"model.num_layers": 4},
+    "--hidden-size 64": {"model.hidden_size": 64},
+    "--ffn-hidden-size 256": {"model.ffn_hidden_size": 256},
+    "--num-attention-heads 8": {"model.num_attention_heads": 8},
+    "--num-key-value-heads 2": {"model.num_key_value_heads": 2},
+    "--num-query-groups 2": {"model.num_key_value_heads": 2},
+    "--kv-channels 16": {"model.head_dim": 16},
+    "--vocab-size 8192": {"model.vocab_size": 8192},
+    "--max-position-embeddings 128": {"model.max_position_embeddings": 128},
+    "--make-vocab-size-divisible-by 64": {"model.make_vocab_size_divisible_by": 64},
+    "--layernorm-epsilon 1e-6": {"model.norm_epsilon": 1e-6},
+    "--norm-epsilon 1e-6": {"model.norm_epsilon": 1e-6},
+    "--normalization RMSNorm": {"model.normalization": "rmsnorm"},
+    "--normalization layernorm": {"model.normalization": "layernorm"},
+    "--rotary-position-embeddings-theta 500000": {"model.rope_theta": 500000.0},
+    "--rotary-base 500000": {"model.rope_theta": 500000.0},
+    "--rotary-percent 0.5": {"model.rope_percent": 0.5},
+    "--init-method-std 0.01": {"model.init_std": 0.01},
+    "--hidden-dropout 0.1": {"model.hidden_dropout": 0.1},
+    "--attention-dropout 0.1": {"model.attention_dropout": 0.1},
+    "--use-rotary-position-embeddings": {"model.position_embedding": "rope"},
+    "--no-position-embedding": {"model.position_embedding": "none"},
+    "--untie-embeddings-and-output-weights": {"model.tie_embeddings": False},
+    "--disable-bias-linear": {"model.add_bias": False},
+    "--add-qkv-bias": {"model.add_qkv_bias": True},
+    "--qk-layernorm": {"model.qk_norm": True},
+    "--swiglu": {"model.activation": "swiglu"},
+    "--squared-relu": {"model.activation": "relu2"},
+    "--openai-gelu": {"model.activation": "gelu_tanh"},
+    "--apply-layernorm-1p": {"model.zero_centered_norm": True},
+    "--apply-layernorm-1p-bias": {"model.zero_centered_norm": True},
+    "--micro-batch-size 4": {"train.micro_batch_size": 4},
+    "--batch-size 4": {"train.micro_batch_size": 4},
+    "--global-batch-size 32": {"train.global_batch_size": 32},
+    "--train-iters 100": {"train.train_steps": 100},
+    "--train-samples 3200": {"train.train_steps": 100},
+    "--seed 7": {"train.seed": 7},
+    "--clip-grad 0.5": {"train.gradient_clipping": 0.5},
+    "--bf16": {"train.precision": "bf16"},
+    "--fp16": {"train.precision": "fp16"},
+    "--optimizer adam": {"optimizer.name": "adamw"},
+    "--lr 1e-4": {"optimizer.lr": 1e-4},
+    "--adam-beta1 0.8": {"optimizer.beta1": 0.8},
+    "--adam-beta2 0.99": {"optimizer.beta2": 0.99},
+    "--adam-eps 1e-7": {"optimizer.eps": 1e-7},
+    "--weight-decay 0.01": {"optimizer.weight_decay": 0.01},
+    "--start-weight-decay 0.01": {"optimizer.weight_decay": 0.01},
+    "--end-weight-decay 0.1": {"schedule.end_weight_decay": 0.1},
+    "--weight-decay-incr-style cosine": {"schedule.weight_decay_style": "cosine"},
+    "--weight-decay-incr-style constant": {"schedule.weight_decay_style": "linear"},
+    "--min-lr 1e-5": {"schedule.min_lr": 1e-5},
+    "--lr-decay-style cosine": {"schedule.kind": "cosine"},
+    "--lr-decay-style WSD": {"schedule.kind": "wsd"},
+    "--lr-warmup-iters 10": {"schedule.warmup_steps": 10},
+    "--lr-warmup-init 1e-6": {"schedule.warmup_init": 1e-6},
+    "--lr-decay-iters 90": {"schedule.decay_steps": 90},
+    "--lr-wsd-decay-iters 20": {"schedule.wsd_decay_steps": 20},
+    "--lr-wsd-decay-style cosine": {"schedule.wsd_decay_style": "cosine"},
+    "--lr-warmup-fraction 0.05": {"schedule.warmup_steps": 50},
+    "--warmup 0.05": {"schedule.warmup_steps": 50},
+    "--lr-warmup-samples 320": {"schedule.warmup_steps": 10},
+    "--lr-warmup-samples 0": {"schedule.warmup_steps": 0},
+    "--lr-decay-samples 3200": {"schedule.decay_steps": 100},
+    "--override-opt_param-scheduler": {"schedule.override": True},
+    "--tensor-model-parallel-size 2": {"parallel.tp_size": 2},
+    "--model-parallel-size 2": {"parallel.tp_size": 2},
+    "--pipeline-model-parallel-size 2": {"parallel.pp_size": 2},
+    "--ds-sequence-parallel-size 2": {"parallel.ulysses_size": 2},
+    "--zero-stage 2": {"parallel.zero_stage": 2},
+    "--zero-stage 1.0": {"parallel.zero_stage": 1},
+    "--distributed-timeout-minutes 10": {"parallel.timeout_seconds": 600.0},
+    "--use-distributed-optimizer": {"parallel.zero_stage": 1},
+    "--data-path store": {"data.store": "store"},
+    "--train-data-path store": {"data.store": "store"},
+    "--split 969,30,1": {"data.split": "969,30,1"},
+    "--seq-length 1024": {"data.seq_length": 1024},
+    "--num-workers 2": {"data.workers": 2},
+    "--save runs/x": {"train.run_dir": "runs/x"},
+    "--load runs/x": {"checkpoint.load": "runs/x"},
+    "--save-interval 100": {"checkpoint.save_interval": 100},
+    "--finetune": {"checkpoint.load_weights_only": True},
+    "--no-load-optim": {"checkpoint.load_weights_only": True},
+    "--log-interval 5": {"watch.log_interval": 5},
+    "--eval-interval 50": {"watch.eval_interval": 50},
+    "--eval-iters 10": {"watch.eval_samples": 320},
+}
+
+GIVEN = {
+    "train.global_batch_size": Setting(value=32, origin="file"),
+    "train.train_steps": Setting(value=1000, origin="file"),
+}
+
+
+@pytest.mark.parametrize("typed", SETS)
+def test_a_flag_sets_its_field(typed: str) -> None:
+    old, rest = take_old_flags(typed.split())
+
+    merged = resolve_old_flags(old, settings={**GIVEN, **old.settings})
+
+    changed = {key: item.value for key, item in merged.items() if merged[key] != GIVEN.get(key)}
+    assert changed == SETS[typed]
+    assert all(type(changed[key]) is type(SETS[typed][key]) for key in changed)
+    assert rest == []
+
+
+@pytest.mark.parametrize("key", sorted({key for sets in SETS.values() for key in sets}))
+def test_the_fields_that_flags_set_exist(key: str) -> None:
+    assert key in field_table(TrainConfig)
+
+
+def test_every_flag_that_sets_a_field_is_tested_above() -> None:
+    setting = [flag for flag in OLD_FLAGS if isinstance(flag, (Value, Switch, Derived))]
+
+    assert {name for flag in setting for name in flag.names} == {typed.split()[0] for typed in SETS}
+
+
+@pytest.mark.parametrize(
+    ("name", "flag"),
+    [(name, flag) for flag in OLD_FLAGS if isinstance(flag, Ignored) for name in flag.names],
+)
+def test_a_flag_that_does_nothing_says_why(
+    name: str, flag: Ignored, caplog: pytest.LogCaptureFixture
+) -> None:
+    typed = [name, "3"] if flag.takes_value else [name]
+    with caplog.at_level(logging.WARNING):
+        old, rest = take_old_flags([*typed, "--parallel.tp-size", "2"])
+
+    assert f"{name} does nothing here: {flag.reason}." in caplog.messages
+    assert dict(old.settings) == {}
+    assert rest == ["--parallel.tp-size", "2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "flag"),
+    [(name, flag) for flag in OLD_FLAGS if isinstance(flag, Refused) for name in flag.names],
+)
+def test_a_flag_that_is_not_taken_over_says_what_to_write(name: str, flag: Refused) -> None:
+    with pytest.raises(UsageError, match=f"^{name} is not taken over: ") as caught:
+        take_old_flags([name, "3"])
+
+    assert flag.instead in str(caught.value)
+
+
+def test_no_name_stands_twice_and_underscores_are_dashes() -> None:
+    names = [name.replace("_", "-") for flag in OLD_FLAGS for name in flag.names]
+    assert len(names) == len(set(names))
+
+    old, _ = take_old_flags(["--num_layers=3"])
+
+    assert old.settings["model.num_layers"].value == 3
+    assert old.settings["model.num_layers"].origin == "command line --num_layers"
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("--num-layers two", "'two', but model.num_layers must be a whole number"),
+        ("--num-layers", "--num-layers takes one value, but 0 follow"),
+        ("--swiglu 3", "--swiglu takes no value, but 1 follow"),
+        ("--data-path 0.5 a 0.5 b", "blends are not supported yet"),
+        ("--eval-iters many", "must be a number"),
+    ],
+)
+def test_a_wrong_value_is_a_usage_error(typed: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        take_old_flags(typed.split())
+
+
+def test_a_flag_that_needs_another_setting_names_it() -> None:
+    old, _ = take_old_flags(["--eval-iters", "10"])
+
+    with pytest.raises(UsageError, match=r"--eval-iters needs train\.global_batch_size"):
+        resolve_old_flags(old, settings={})
+
+
+def test_flags_that_depend_on_others_use_those_of_the_same_command_line() -> None:
+    old, _ = take_old_flags(["--eval-iters", "10", "--global-batch-size", "4"])
+
+    merged = resolve_old_flags(old, settings={**GIVEN, **old.settings})
+
+    assert merged["watch.eval_samples"].value == 40

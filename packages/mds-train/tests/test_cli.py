@@ -1,0 +1,263 @@
+"""The commands from outside, on a run of a few steps that all tests of this file share."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mds_data import TokenizerFile, write_store
+from mds_train import cli, session
+from mds_train.watch import read_metrics
+
+TINY = """\
+[model]
+num_layers = 2
+hidden_size = 32
+num_attention_heads = 2
+vocab_size = 128
+max_position_embeddings = 32
+[data]
+store = "store"
+seq_length = 16
+[train]
+run_dir = "run"
+train_steps = 4
+global_batch_size = 4
+micro_batch_size = 2
+[optimizer]
+lr = 1e-2
+[watch]
+eval_interval = 2
+eval_samples = 4
+log_interval = 1
+"""
+
+
+def tokenizer() -> bytes:
+    """A tokenizer of single bytes, small enough to be made here."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import BPE
+
+    vocabulary = {"<|endoftext|>": 0} | {chr(code): code for code in range(1, 128)}
+    made = Tokenizer(BPE(vocab=vocabulary, merges=[]))
+    made.add_special_tokens(["<|endoftext|>"])
+    return made.to_str().encode()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("place")
+    numbers = random.Random(0)
+    documents = [[numbers.randrange(97, 123) for _ in range(200)] + [0] for _ in range(20)]
+    write_store(
+        folder / "store",
+        documents,
+        vocab_size=128,
+        eod_id=0,
+        split="80,20,0",
+        tokenizer=TokenizerFile(kind="HFTokenizer", content=tokenizer()),
+    )
+    (folder / "tiny.toml").write_text(TINY)
+    return folder
+
+
+def call(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    return subprocess.run(
+        [sys.executable, "-m", "mds_train", *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def run(place: Path) -> Path:
+    """A run of two of four steps, resumed to its end."""
+    first = call("run", "tiny.toml", "--train.exit-step", "2", cwd=place)
+    assert first.returncode == 0, first.stderr
+    assert "step 2/4 | loss" in first.stdout
+    second = call("resume", "run", cwd=place)
+    assert second.returncode == 0, second.stderr
+    assert "Resuming at step 2" in second.stdout
+    assert "Done at step 4" in second.stdout
+    return place / "run"
+
+
+@pytest.mark.timeout(240)
+def test_a_run_and_its_resumption_leave_everything_a_person_looks_for(run: Path) -> None:
+    history = read_metrics(run / "metrics.jsonl")
+
+    assert [entry["step"] for entry in history.train] == [1, 2, 3, 4]
+    assert [entry["step"] for entry in history.validation] == [2, 4]
+    assert history.resume_steps == (2,)
+    assert (run / "curves.png").stat().st_size > 10_000
+    assert (run / "checkpoints/step-4/manifest.json").is_file()
+    assert list((run / "tensorboard/steps").iterdir())
+    assert "Saved" in (run / "logs/rank-0.log").read_text()
+    assert "exit_step = 2" not in (run / "config.toml").read_text()
+
+
+@pytest.mark.timeout(240)
+def test_the_trained_model_continues_a_text(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["generate", str(run), "--prompt", "abc", "--prompt", "z", "--json"]
+    arguments += ["--max-new-tokens", "5", "--temperature", "0"]
+
+    assert cli.main(arguments) == 0
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    assert [answer["prompt"] for answer in answers] == ["abc", "z"]
+    assert all(len(answer["tokens"]) <= 5 for answer in answers)
+
+
+@pytest.mark.timeout(240)
+def test_a_second_run_in_the_same_folder_is_refused(
+    run: Path, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+
+    assert cli.main(["run", "tiny.toml"]) == 3
+
+    message = capsys.readouterr().err
+    assert "has checkpoints already (the newest is step-4)" in message
+    assert f"mds-train resume {run}" in message
+
+
+def test_help_needs_no_torch(place: Path) -> None:
+    code = (
+        "import sys, mds_train.cli as cli; cli.main(['--help']);"
+        "print({'torch', 'deepspeed', 'matplotlib', 'tyro'} & set(sys.modules), file=sys.stderr)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+
+    assert done.stderr.strip() == "set()"
+    assert "resume" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["run", "nowhere.toml"], 3, "nowhere.toml: there is no such configuration file"),
+        (["run", "wrong.toml"], 3, 'table [model]: unknown key "num_layer"; did you mean'),
+        (["run", "tiny.toml", "--data.store", "gone"], 3, "gone: there is no such token store"),
+        (["run", "tiny.toml", "--parallel.tp-sise", "2"], 2, "did you mean --parallel.tp-size?"),
+        (["run", "tiny.toml", "--rampup-batch-size", "1"], 2, "is not taken over"),
+        (["run", "tiny.toml", "--fp16"], 3, "fp16 is not supported yet"),
+        (["run"], 2, "CONFIG.toml is missing"),
+        (["resume", "nowhere"], 3, "nowhere: there is no such run"),
+        (["resume", "."], 3, "no config.toml"),
+        (["generate", "nowhere", "--prompt", "x"], 3, "nowhere: there is no such checkpoint"),
+        (["generate", "."], 2, "--prompt"),
+        (["generate", "store", "--prompt", "x", "--colour"], 2, "Unknown argument '--colour'"),
+        (["no-such-command"], 2, "no-such-command"),
+        (["doctor", "now"], 2, "Unknown argument 'now'"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_one_sentence_and_an_exit_code(
+    arguments: list[str],
+    code: int,
+    words: str,
+    place: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(place)
+    (place / "wrong.toml").write_text("[model]\nnum_layer = 2\n")
+
+    assert cli.main(arguments) == code
+
+    message = capsys.readouterr().err
+    assert words in message
+    assert "Traceback" not in message
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "step-2"), "step-2: the disk is full"),
+        (PermissionError(errno.EACCES, "Permission denied", "run"), "run: permission denied"),
+    ],
+)
+def test_a_full_disk_and_a_closed_folder_are_the_environments_fault(
+    error: OSError,
+    words: str,
+    place: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(session, "perform", fail)
+    arguments = ["run", "tiny.toml", "--train.run-dir", "other"]
+
+    assert cli.main(arguments) == 4
+    short = capsys.readouterr().err
+    assert cli.main([*arguments, "--debug"]) == 4
+    long = capsys.readouterr().err
+
+    assert short == f"error: {words}" + short[len(f"error: {words}") :]
+    assert len(short.splitlines()) == 1
+    assert "Traceback" in long
+
+
+def test_a_dry_run_says_how_large_it_would_be_and_writes_nothing(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+
+    assert cli.main(["run", "tiny.toml", "--dry-run", "--train.run-dir", "dry"]) == 0
+
+    text = capsys.readouterr().out
+    assert "30,528 in" in text or "parameters" in text
+    assert "memory of a rank" in text
+    assert not (place / "dry").exists()
+
+
+def test_the_printed_configuration_names_origins(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("MDS_TRAIN__SEED", "9")
+
+    assert cli.main(["run", "tiny.toml", "--print-config", "--deepspeed", "--zero-stage", "2"]) == 0
+
+    printed = capsys.readouterr()
+    lines = {line.split(" = ")[0]: line for line in printed.out.splitlines()}
+    assert lines["seed"].endswith("# environment MDS_TRAIN__SEED")
+    assert lines["zero_stage"].endswith("# command line --zero-stage")
+    assert lines["num_layers"].endswith("# tiny.toml")
+    assert lines["beta2"].endswith("# default")
+    assert "--deepspeed does nothing here" in printed.err
+
+
+def test_the_help_of_a_command_shows_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "--help"]) == 0
+
+    text = capsys.readouterr().out
+    assert "--dry-run" in text
+    assert "--optimizer.lr" in text
+
+
+def test_the_whole_parser_lists_commands_and_settings() -> None:
+    parser = cli.build_parser()
+
+    text = parser.format_help()
+    assert all(command in text for command in ("run", "resume", "generate", "doctor"))
+    options = parser.parse_args(["run", "x.toml", "--parallel.tp-size", "2"])
+    assert vars(options)["parallel.tp_size"] == "2"

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from shell_cases import tiny_config
+
+from mds_train.config import ParallelConfig
+from mds_train.estimate import estimate_memory
+
+
+@pytest.mark.parametrize(
+    ("stage", "weights", "gradients", "optimizer"),
+    [(0, 4, 4, 8), (1, 4, 4, 12 / 2), (2, 4, 4 / 2, 12 / 2), (3, 4 / 2, 4 / 2, 12 / 2)],
+)
+def test_zero_divides_what_it_says_by_the_replicas(
+    stage: int, weights: float, gradients: float, optimizer: float
+) -> None:
+    config = replace(tiny_config(Path("run")), parallel=ParallelConfig(zero_stage=stage))
+    count = config.model.num_params()
+
+    memory = estimate_memory(config, world_size=2)
+
+    assert memory.weights == pytest.approx(weights * count, abs=16)
+    assert memory.gradients == pytest.approx(gradients * count, abs=16)
+    assert memory.optimizer == pytest.approx(optimizer * count, abs=16)
+    assert memory.total == (
+        memory.weights + memory.gradients + memory.optimizer + memory.activations
+    )
+
+
+def test_tensor_parallel_halves_the_model() -> None:
+    config = tiny_config(Path("run"))
+    split = replace(config, parallel=ParallelConfig(tp_size=2))
+
+    whole, half = estimate_memory(config, world_size=1), estimate_memory(split, world_size=2)
+
+    assert half.weights == pytest.approx(whole.weights / 2, abs=8)
+    assert half.activations < whole.activations
