@@ -1,4 +1,4 @@
-"""The checks of the quickstart: does the export compute what we compute, and did the model learn anything?
+"""The checks of the quickstart: does the export compute the same, did the model learn anything?
 
 python compare.py logits --checkpoint runs/quickstart/run/checkpoints --model runs/quickstart/hf
 python compare.py entropy --store runs/quickstart/store
@@ -13,7 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from transformers import AutoModelForCausalLM
+
 from mds_data import GPTDataset, TokenStore, open_store
+from mds_train.generate import load_model
 
 LOGIT_TOLERANCE = 1e-5
 
@@ -21,7 +24,7 @@ LOGIT_TOLERANCE = 1e-5
 def unigram_entropy(store: TokenStore) -> float:
     """Return the entropy of the store's token frequencies in nats.
 
-    It is the loss of the best model that knows how frequent each token is, and nothing of their order.
+    It is the loss of the best model that knows how frequent tokens are, and nothing of their order.
     """
     counts = np.zeros(store.vocab_size, dtype=np.int64)
     for document in range(len(store)):
@@ -32,10 +35,7 @@ def unigram_entropy(store: TokenStore) -> float:
 
 @torch.no_grad()
 def largest_logit_difference(checkpoint: Path, model: Path, *, store: Path) -> float:
-    """Return the largest difference between our logits and transformers' on four held-out samples."""
-    from mds_train.generate import load_model
-    from transformers import AutoModelForCausalLM
-
+    """Return the largest difference between our logits and transformers', on held-out samples."""
     dataset = GPTDataset(open_store(store), seq_length=128, split="validation")
     tokens = torch.stack([torch.as_tensor(dataset[i]["tokens"]) for i in range(4)])
     ours = load_model(checkpoint).eval()(tokens)
@@ -44,6 +44,7 @@ def largest_logit_difference(checkpoint: Path, model: Path, *, store: Path) -> f
 
 
 def main() -> int:
+    """Print one JSON object; exit with 1 when the logits differ."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("what", choices=["logits", "entropy"])
     parser.add_argument("--checkpoint", type=Path)

@@ -1,7 +1,8 @@
-"""The peer of the quickstart: the same model, data and steps in plain torch, without any of our training code.
+"""The peer of the quickstart: the same model, data and steps in plain torch.
 
-transformers' GPT-2 starts from the exported initial weights; torch's AdamW and a schedule written out here train it, one
-process, no engine. Only the samples come from mds-data, since the data must be the same.
+transformers' GPT-2 starts from the exported initial weights; torch's AdamW and a schedule written
+out here train it, in one process without an engine. Only the samples come from mds-data, since the
+data must be the same.
 
     python plain_torch.py --model hf-initial --run runs/quickstart/run --output plain.json
 """
@@ -18,22 +19,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mds_data import GPTDataset, open_store
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
+from mds_data import GPTDataset, open_store
 
-def learning_rate(update: int, *, config: dict[str, Any]) -> float:
-    """Return the learning rate of update number ``update`` (1 is the first): warm up, then a cosine."""
+
+def learning_rate(updates: int, *, config: dict[str, Any]) -> float:
+    """Return the rate in force after ``updates`` updates: warm up from 0, then a cosine."""
     schedule, highest = config["schedule"], config["optimizer"]["lr"]
-    lowest, warmup, steps = (
-        schedule["min_lr"],
-        schedule["warmup_steps"],
-        config["train"]["train_steps"],
-    )
-    if update <= warmup:
-        return highest * update / warmup
-    share = (update - warmup) / (steps - warmup)
+    lowest, warmup = schedule["min_lr"], schedule["warmup_steps"]
+    if updates < warmup:
+        return highest * updates / warmup
+    share = (updates - warmup) / (config["train"]["train_steps"] - warmup)
     return lowest + (highest - lowest) * 0.5 * (1 + math.cos(math.pi * share))
 
 
@@ -68,51 +66,51 @@ def validate(model: torch.nn.Module, dataset: GPTDataset, *, samples: int, at_on
     return total / samples
 
 
-def train(model: torch.nn.Module, *, config: dict[str, Any]) -> dict[str, Any]:
-    """Train as the run's configuration says and return the losses."""
-    store = open_store(Path(config["data"]["store"]))
-    length, seed = config["data"]["seq_length"], config["train"]["seed"]
+def train(model: torch.nn.Module, *, config: dict[str, Any]) -> list[float]:
+    """Train as the run's configuration says and return the loss of each step."""
     batch, steps = config["train"]["global_batch_size"], config["train"]["train_steps"]
-    training = GPTDataset(
-        store, seq_length=length, num_samples=batch * steps, seed=seed, split="train"
-    )
-    held_out = GPTDataset(store, seq_length=length, seed=seed, split="validation")
+    dataset = samples_of(config, split="train", num_samples=batch * steps)
     optimizer = make_optimizer(model, config=config)
     losses = []
-    for step in range(1, steps + 1):
+    for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, config=config)
-        loss = mean_loss(model, [training[i] for i in range((step - 1) * batch, step * batch)])
+        loss = mean_loss(model, [dataset[step * batch + i] for i in range(batch)])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), config["train"]["gradient_clipping"])
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-        if step % 10 == 0:
-            sys.stdout.write(f"plain torch  step {step:>4}/{steps}  loss {losses[-1]:.4f}\n")
+        if (step + 1) % 20 == 0:
+            sys.stdout.write(f"plain torch, step {step + 1}/{steps} | loss {losses[-1]:.4f}\n")
             sys.stdout.flush()
-    samples = config["watch"]["eval_samples"]
-    return {
-        "losses": losses,
-        "validation": validate(model, held_out, samples=samples, at_once=batch),
-    }
+    return losses
+
+
+def samples_of(config: dict[str, Any], *, split: str, num_samples: int | None = None) -> GPTDataset:
+    """Return the samples that the run used."""
+    store, length = open_store(Path(config["data"]["store"])), config["data"]["seq_length"]
+    seed = config["train"]["seed"]
+    return GPTDataset(store, seq_length=length, num_samples=num_samples, seed=seed, split=split)
 
 
 def main() -> None:
+    """Train, validate, and write both results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument(
-        "--model", type=Path, required=True, help="Hugging Face folder of the initial weights"
-    )
-    parser.add_argument(
-        "--run", type=Path, required=True, help="run folder of mds-train, for its config.toml"
-    )
+    parser.add_argument("--model", type=Path, required=True, help="folder of the initial weights")
+    parser.add_argument("--run", type=Path, required=True, help="folder of the run to repeat")
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
     options = parser.parse_args()
-    started = time.monotonic()
+    config = tomllib.loads((options.run / "config.toml").read_text())
     model = AutoModelForCausalLM.from_pretrained(options.model, attn_implementation="sdpa").train()
-    result = train(model, config=tomllib.loads((options.run / "config.toml").read_text()))
-    result["seconds"] = time.monotonic() - started
-    options.output.write_text(json.dumps(result))
+    started = time.monotonic()
+    losses = train(model, config=config)
+    seconds = time.monotonic() - started
+    held_out, samples = samples_of(config, split="validation"), config["watch"]["eval_samples"]
+    loss = validate(model, held_out, samples=samples, at_once=config["train"]["micro_batch_size"])
+    options.output.write_text(
+        json.dumps({"losses": losses, "validation": loss, "seconds": seconds})
+    )
 
 
 if __name__ == "__main__":
