@@ -28,7 +28,7 @@ def saved(path: Path, value: Any) -> Path:
 def test_tensors_come_back_bit_for_bit(tmp_path: Path, dtype: Any) -> None:
     array = np.arange(24).reshape(2, 3, 4).astype(dtype)
 
-    file = open_torch_file(saved(tmp_path / "a.pt", {"w": array, "s": array[0, 0, 1].reshape(())}))
+    file = open_torch_file(saved(tmp_path / "a.pt", {"w": array, "s": np.array(1.0, array.dtype)}))
 
     tensor = file.value["w"]
     assert isinstance(tensor, TensorRef)
@@ -36,7 +36,7 @@ def test_tensors_come_back_bit_for_bit(tmp_path: Path, dtype: Any) -> None:
     np.testing.assert_array_equal(file.read(tensor), array)
     np.testing.assert_array_equal(file.read(tensor, start=5, stop=9), array.reshape(-1)[5:9])
     assert file.read(file.value["s"]).shape == ()
-    assert file.check_members() == []
+    assert file.damaged_members() == []
 
 
 def test_records_come_back_as_they_were(tmp_path: Path) -> None:
@@ -67,8 +67,8 @@ def test_opening_reads_no_tensor(tmp_path: Path) -> None:
 
     file = open_torch_file(path)
 
-    assert len(file.check_members()) == 1
-    assert "data/0" in file.check_members()[0]
+    assert len(file.damaged_members()) == 1
+    assert file.damaged_members()[0].endswith("data/0")
 
 
 @pytest.mark.parametrize("part", range(1, 16))
@@ -93,7 +93,7 @@ def test_a_damaged_file_opens_or_is_rejected(tmp_path_factory: Any, data: st.Dat
         for tensor in [file.value.get("w")] if isinstance(file.value, dict) else []:
             if isinstance(tensor, TensorRef):
                 file.read(tensor)
-        file.check_members()
+        file.damaged_members()
 
 
 def pickled_long(value: int) -> bytes:

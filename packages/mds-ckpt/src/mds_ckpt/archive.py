@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from mds_ckpt.build import item_size
 from mds_ckpt.dtype import numpy_dtype
 from mds_ckpt.errors import RejectedError
-from mds_ckpt.escape import printable
 from mds_ckpt.legacy_archive import read_legacy
 from mds_ckpt.records import StorageRef, TensorRef
 from mds_ckpt.regular_file import OpenFile, RegularFile
@@ -83,12 +82,12 @@ class TorchFile:
         whole = self._read_strided(tensor)
         return whole if is_all else whole.reshape(-1)[start:stop].copy()
 
-    def check_members(self) -> list[str]:
-        """Compare every member's checksum; one sentence for each that differs."""
+    def damaged_members(self) -> list[str]:
+        """Names of the members that differ from their checksums; old files have none."""
         with self._file.open() as file:
             members = read_directory(file).values() if self._is_zip() else ()
             return [
-                f"{printable(str(self.path))}, member '{printable(member.name)}': checksum differs"
+                member.name
                 for member in members
                 if member.crc32 and _crc32(file, member) != member.crc32
             ]

@@ -1,0 +1,77 @@
+"""Megatron's ``torch`` checkpoints: ``iter_NNNNNNN/mp_rank_XX[_YYY]/model_optim_rng.pt``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from mds_ckpt.checkpoint import Checkpoint
+from mds_ckpt.errors import RejectedError
+from mds_ckpt.formats import Format, Problem, read_every_tensor
+from mds_ckpt.read_options import ReadOptions
+
+TRACKER = "latest_checkpointed_iteration.txt"
+
+
+def find(path: Path) -> Path | None:
+    """The folder with ranks' folders, at ``path`` or where the tracker file points."""
+    from mds_ckpt.megatron_reader import list_ranks
+    from mds_ckpt.regular_file import read_whole
+
+    if not path.is_dir():
+        return None
+    if list_ranks(path):
+        return path
+    tracker = path / TRACKER
+    if not tracker.is_file() and not tracker.is_symlink():
+        return None
+    text = read_whole(tracker, limit=4096).decode("utf-8", "replace").strip()
+    if text != "release" and not (text.isascii() and text.isdecimal() and len(text) <= 15):
+        raise RejectedError(
+            tracker,
+            "it holds neither a number nor 'release'",
+            remedy="write the iteration's number into it",
+        )
+    folder = path / ("release" if text == "release" else f"iter_{int(text):07d}")
+    if folder.is_symlink() or not folder.is_dir() or not list_ranks(folder):
+        return None
+    return folder
+
+
+def detect(path: Path) -> bool:
+    """Whether ``path`` holds ranks' folders with Megatron's files."""
+    try:
+        return find(path) is not None
+    except RejectedError:
+        return any(path.glob("iter_*")) or (path / "release").is_dir()
+
+
+def open_megatron(path: Path, options: ReadOptions | None = None) -> Checkpoint:
+    """Open a Megatron checkpoint, or the one that the tracker file names."""
+    from mds_ckpt.megatron_reader import read_megatron
+
+    folder = find(path)
+    if folder is None:
+        raise RejectedError(
+            path, "it holds no mp_rank_* folders", remedy="name the folder iter_NNNNNNN"
+        )
+    return read_megatron(folder, options or ReadOptions())
+
+
+def check(checkpoint: Checkpoint, data: bool) -> Iterator[Problem]:  # noqa: FBT001
+    """Damaged members, and with data also tensors that can't be read or whose copies differ."""
+    from mds_ckpt.deepspeed_check import damaged_members
+    from mds_ckpt.megatron_reader import FILE, list_ranks
+
+    for rank in list_ranks(checkpoint.path):
+        yield from damaged_members(rank.path / FILE, data=data)
+    yield from read_every_tensor(checkpoint, data)
+
+
+FORMAT = Format(
+    name="megatron",
+    title="Megatron checkpoint",
+    detect=detect,
+    open=open_megatron,
+    check=check,
+)

@@ -1,0 +1,24 @@
+"""What a user can say where a checkpoint leaves a fact open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mds_ckpt.qkv import Layout
+
+__all__ = ["ReadOptions", "Replicated"]
+
+Replicated = Literal["assert", "first", "average"]
+"""Copies of one parameter must be equal, or the first is taken, or their mean."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadOptions:
+    """Answers to questions that some formats leave open; the defaults answer none."""
+
+    vocab_size: int | None = None
+    """The true vocabulary; padding rows behind it are left out."""
+    qkv_layout: Layout | None = None
+    """Row order of fused query, key and value weights; None detects it."""
+    replicated: Replicated = "assert"
