@@ -1,5 +1,6 @@
 """Token datasets on Zarr at the speed of a raw memory map."""
 
+from mds_data.datasets.blended import BlendedDataset
 from mds_data.datasets.gpt import GPTDataset
 from mds_data.errors import (
     DamagedError,
@@ -15,6 +16,7 @@ from mds_data.store import TokenStore, open_store
 from mds_data.writer import StoreWriter, TokenizerFile, write_store
 
 __all__ = [
+    "BlendedDataset",
     "DamagedError",
     "DataError",
     "GPTDataset",

@@ -59,9 +59,16 @@ class StoreChange:
         trace: TracebackType | None,
     ) -> None:
         with self._stack:
-            for path in self._written:
+            for path in self._written if self._is_unchanged() else ():
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
+
+    def _is_unchanged(self) -> bool:
+        """Whether the old revision is still in force: a commit may fail after the rename counted."""
+        try:
+            return read_manifest(self.root)[0].revision == self.manifest.revision
+        except (OSError, StoreError):
+            return False
 
     @property
     def revision(self) -> int:

@@ -201,7 +201,7 @@ def replace_manifest(root: Path, manifest: Manifest, *, operations: FileOperatio
     if os.path.lexists(waiting):
         operations.remove(waiting)
     put_file(waiting, manifest_to_json(manifest), operations=operations)
-    for folder in _folders_below(root):
+    for folder in [*_folders_below(root), root]:
         operations.sync_folder(folder)
     operations.rename(waiting, root / MANIFEST_NAME)
     operations.sync_folder(root)

@@ -6,8 +6,10 @@ is a zstd frame and the frame's crc32c.
 """
 
 import importlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import google_crc32c
@@ -88,15 +90,22 @@ class ArrayLayout:
         return 16 * self.chunks_per_shard + _CRC_SIZE
 
 
-def layout_for_tokens(layout: Layout, *, dtype: np.dtype[Any]) -> ArrayLayout:
-    """The sizes that this package writes for ``tokens``: 33,554,432 tokens a shard."""
+def layout_for_tokens(
+    layout: Layout,
+    *,
+    dtype: np.dtype[Any],
+    chunk: int | None = None,
+    chunks_per_shard: int | None = None,
+) -> ArrayLayout:
+    """The sizes that this package writes for ``tokens``: usually 33,554,432 tokens a shard."""
     hot = layout == "hot"
+    usual_chunk, usual_number = (65_536, 512) if hot else (16_384, 2_048)
+    chunk = usual_chunk if chunk is None else chunk
+    number = usual_number if chunks_per_shard is None else chunks_per_shard
+    if not 1 <= chunk <= 2**26 or not 1 <= number <= 2**20:
+        raise ValueError(f"a shard can't have {number} inner chunks of {chunk} tokens")
     return ArrayLayout(
-        length=0,
-        dtype=dtype,
-        chunk=65_536 if hot else 16_384,
-        chunks_per_shard=512 if hot else 2_048,
-        compressed=not hot,
+        length=0, dtype=dtype, chunk=chunk, chunks_per_shard=number, compressed=not hot
     )
 
 
@@ -223,6 +232,13 @@ def lies_in_order(entries: NDArray[np.uint64], *, layout: ArrayLayout, used: int
 
 def metadata_json(layout: ArrayLayout, *, dimension: str) -> bytes:
     """The zarr.json of an array, as zarr-python writes it."""
+    metadata = json.loads(_empty_array_json(replace(layout, length=0), dimension))
+    metadata["shape"] = [layout.length]
+    return json.dumps(metadata, indent=2).encode()
+
+
+@cache
+def _empty_array_json(layout: ArrayLayout, dimension: str) -> bytes:
     import zarr
     from zarr.codecs import Crc32cCodec, ZstdCodec
     from zarr.storage import MemoryStore
@@ -231,7 +247,7 @@ def metadata_json(layout: ArrayLayout, *, dimension: str) -> bytes:
     zstd = [ZstdCodec(level=_ZSTD_LEVEL)] if layout.compressed else []
     zarr.create_array(
         store=MemoryStore(files),
-        shape=(layout.length,),
+        shape=(0,),
         dtype=layout.dtype,
         chunks=(layout.chunk,),
         shards=(layout.shard,),

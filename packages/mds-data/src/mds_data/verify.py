@@ -89,7 +89,7 @@ class _Check:
         if fault is not None:
             self.problems.append(
                 f"{pair.root}.idx: has the --append-eod fault: the end token {fault.eod_id} of "
-                f"each of {fault.documents} documents is not counted, so documents are read shifted; "
+                f"each of {fault.documents} documents is not counted, so they are read shifted; "
                 f"write them right with mds-data repair"
             )
         elif pair.tokens.length != self.tokens:
@@ -176,18 +176,16 @@ class _Check:
             self._sentences(part)
 
     def _vocabulary(self, part: StorePart) -> None:
-        layout = part.tokens.layout
+        layout, vocab_size = part.tokens.layout, part.manifest.vocab_size
         for start in range(0, part.tokens.length, layout.chunk):
             ids = part.tokens.read(start, min(start + layout.chunk, part.tokens.length))
             low, high = int(ids.min()), int(ids.max())
-            if low < 0 or high >= part.manifest.vocab_size:
-                position = start + int(
-                    np.flatnonzero((ids < 0) | (ids >= part.manifest.vocab_size))[0]
-                )
+            if low < 0 or high >= vocab_size:
+                position = start + int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])
                 shard, chunk = divmod(start // layout.chunk, layout.chunks_per_shard)
                 self.problems.append(
-                    f"{part.root}/tokens/c/{shard} chunk {chunk}: token {ids[position - start]} at "
-                    f"position {position} is outside the vocabulary of {part.manifest.vocab_size}"
+                    f"{part.root}/tokens/c/{shard} chunk {chunk}: token {ids[position - start]} "
+                    f"at position {position} is outside the vocabulary of {vocab_size}"
                 )
                 return
 

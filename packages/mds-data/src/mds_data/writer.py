@@ -72,6 +72,8 @@ class StoreWriter(DocumentWriter):
         provenance: Inputs and transforms, as the format describes.
         columns: Name and dtype of values that each document carries.
         sentences: Whether documents come with the lengths of their sentences.
+        chunk_tokens: Tokens of an inner chunk; the layout's usual size if None.
+        chunks_per_shard: Inner chunks of a shard; the layout's usual number if None.
         operations: Where file operations go.
 
     Raises:
@@ -91,6 +93,8 @@ class StoreWriter(DocumentWriter):
         provenance: Mapping[str, Any] | None = None,
         columns: Mapping[str, np.dtype[Any] | str] | None = None,
         sentences: bool = False,
+        chunk_tokens: int | None = None,
+        chunks_per_shard: int | None = None,
         operations: FileOperations | None = None,
     ) -> None:
         self._path = Path(path)
@@ -112,7 +116,12 @@ class StoreWriter(DocumentWriter):
             stack.callback(self._partial.discard)
             arrays = new_arrays(
                 self._partial,
-                tokens=layout_for_tokens(self._layout, dtype=self._dtype),
+                tokens=layout_for_tokens(
+                    self._layout,
+                    dtype=self._dtype,
+                    chunk=chunk_tokens,
+                    chunks_per_shard=chunks_per_shard,
+                ),
                 columns=columns or {},
                 sentences=sentences,
             )

@@ -1,0 +1,92 @@
+"""Feed torch: tensors instead of arrays, and a DataLoader. Needs the extra ``[torch]``."""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mds_data.datasets.blended import SampleSource
+from mds_data.sampling.sampler import ResumableSampler
+
+if TYPE_CHECKING:
+    import torch
+    from torch.utils.data import DataLoader
+
+__all__ = ["TorchDataset", "data_loader"]
+
+
+def _torch() -> Any:
+    try:
+        return importlib.import_module("torch")
+    except ImportError:
+        raise ImportError("torch tensors need torch: pip install 'mds-data[torch]'") from None
+
+
+class TorchDataset:
+    """A dataset of this package, seen as a map-style dataset of torch.
+
+    One sample is a dictionary of tensors. A whole batch, as a DataLoader asks for it, is one
+    dictionary of stacked tensors, so that a worker sends few large things instead of many small.
+    """
+
+    def __init__(self, dataset: SampleSource) -> None:
+        _torch()
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, number: int) -> "dict[str, torch.Tensor]":
+        """One sample; every value is a tensor of its own."""
+        torch = _torch()
+        sample = self.dataset[number]
+        return {name: torch.from_numpy(values.copy()) for name, values in sample.items()}
+
+    def __getitems__(self, numbers: Sequence[int]) -> "dict[str, torch.Tensor]":
+        """[b, ...] the stacked samples."""
+        return _stacked([self.dataset[number] for number in numbers])
+
+
+def _stacked(samples: Sequence[Mapping[str, Any]]) -> "dict[str, torch.Tensor]":
+    torch = _torch()
+    names = samples[0].keys()
+    return {name: torch.from_numpy(np.stack([item[name] for item in samples])) for name in names}
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def data_loader(
+    dataset: SampleSource,
+    sampler: ResumableSampler,
+    *,
+    num_workers: int = 0,
+    pin_memory: bool = False,
+    prefetch_factor: int | None = None,
+) -> "DataLoader[Any]":
+    """A torch DataLoader that yields this rank's micro batches without end.
+
+    Args:
+        dataset: A dataset of this package.
+        sampler: Decides the batches; call its ``advance`` after each step.
+        num_workers: Processes that read ahead.
+        pin_memory: Put batches into page-locked memory.
+        prefetch_factor: Batches that each worker reads ahead.
+
+    Returns:
+        A loader of dictionaries of [micro_batch_size, ...] tensors.
+    """
+    _torch()
+    data = importlib.import_module("torch.utils.data")
+    loader: DataLoader[Any] = data.DataLoader(
+        TorchDataset(dataset),
+        batch_sampler=sampler,
+        num_workers=num_workers,
+        pin_memory=pin_memory,
+        collate_fn=_as_it_is,
+        prefetch_factor=prefetch_factor,
+        persistent_workers=num_workers > 0,
+    )
+    return loader

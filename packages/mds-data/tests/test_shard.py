@@ -1,0 +1,169 @@
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mds_data.errors import DamagedError, ManifestError
+from mds_data.shard import (
+    ABSENT,
+    ArrayLayout,
+    array_layout_from_json,
+    checksum,
+    decode_chunk,
+    decode_index,
+    encode_chunk,
+    encode_index,
+    metadata_json,
+)
+
+
+def layout(*, compressed=False, chunk=16, chunks=4, length=40):
+    return ArrayLayout(
+        length=length,
+        dtype=np.dtype("<u2"),
+        chunk=chunk,
+        chunks_per_shard=chunks,
+        compressed=compressed,
+    )
+
+
+def as_array(data):
+    return np.frombuffer(data, np.uint8)
+
+
+def test_the_checksum_is_the_castagnoli_crc():
+    assert checksum(b"123456789") == 0xE3069283
+    values = np.arange(1000, dtype="<u2")
+    assert checksum(values) == checksum(values.tobytes())
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@given(values=st.lists(st.integers(0, 65535), max_size=16))
+@settings(max_examples=30, deadline=None)
+def test_a_chunk_comes_back_padded_with_zeros(compressed, values):
+    data = encode_chunk(np.array(values, "<u2"), layout=layout(compressed=compressed))
+
+    decoded = decode_chunk(as_array(data), layout=layout(compressed=compressed), name="c")
+
+    assert decoded.tolist() == values + [0] * (16 - len(values))
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_every_flipped_bit_of_a_chunk_is_noticed(compressed):
+    data = encode_chunk(np.arange(16, dtype="<u2"), layout=layout(compressed=compressed))
+    for bit in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+
+        with pytest.raises(DamagedError, match="c/0 chunk 3: the checksum differs"):
+            decode_chunk(
+                as_array(bytes(flipped)), layout=layout(compressed=compressed), name="c/0 chunk 3"
+            )
+
+
+def test_a_compressed_chunk_can_not_grow_beyond_its_size():
+    bomb = layout(compressed=True, chunk=2**20)
+    data = encode_chunk(np.zeros(2**20, "<u2"), layout=bomb)
+
+    with pytest.raises(DamagedError, match="declares 2097152 bytes of content, not 32"):
+        decode_chunk(as_array(data), layout=layout(compressed=True), name="c")
+
+
+@pytest.mark.parametrize("payload", [b"", b"x", b"not zstd at all", b"\x28\xb5\x2f\xfd\x20\x20"])
+def test_what_is_no_zstd_frame_is_refused(payload):
+    data = payload + checksum(payload).to_bytes(4, "little")
+    with pytest.raises(DamagedError):
+        decode_chunk(as_array(data), layout=layout(compressed=True), name="c")
+
+
+def index_of(*entries):
+    rows = [*entries, *[(ABSENT, ABSENT)] * (4 - len(entries))]
+    return encode_index(np.array(rows, np.uint64))
+
+
+@pytest.mark.parametrize(
+    ("entries", "reason"),
+    [
+        ([(0, 36), (ABSENT, ABSENT)], "chunk 1 is missing"),
+        ([(0, 36), (36, 37)], "points outside"),
+        ([(0, 36), (2**63, 2**63)], "points outside"),
+        ([(0, 36), (2**64 - 2, 4)], "points outside"),
+        ([(36, 36), (0, 36)], "overlap or are out of order"),
+        ([(0, 36), (35, 36)], "overlap or are out of order"),
+    ],
+)
+def test_an_index_that_lies_is_refused(entries, reason):
+    with pytest.raises(DamagedError, match=reason):
+        decode_index(index_of(*entries), layout=layout(), file_size=72 + 68, used=2, name="c/0")
+
+
+def test_an_index_with_a_wrong_checksum_is_refused():
+    data = bytearray(index_of((0, 36)))
+    data[3] ^= 1
+    with pytest.raises(DamagedError, match="c/0: the checksum of the shard index differs"):
+        decode_index(bytes(data), layout=layout(), file_size=36 + 68, used=1, name="c/0")
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_metadata_says_the_layout(compressed):
+    given = layout(compressed=compressed)
+    data = metadata_json(given, dimension="token")
+
+    assert array_layout_from_json(data, name="z") == given
+    assert json.loads(data)["dimension_names"] == ["token"]
+
+
+def alter(path, value):
+    metadata = json.loads(metadata_json(layout(), dimension="token"))
+    place = metadata
+    *above, last = path
+    for key in above:
+        place = place[key]
+    place[last] = value
+    return json.dumps(metadata).encode()
+
+
+SHARDING = ("codecs", 0, "configuration")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("zarr_format",), 2),
+        (("node_type",), "group"),
+        (("shape",), [2**60 + 1]),
+        (("shape",), [-1]),
+        (("shape",), [4, 4]),
+        (("shape",), [4.0]),
+        (("shape",), "4"),
+        (("data_type",), "complex64"),
+        (("data_type",), {"name": "object"}),
+        (("chunk_grid",), {"name": "rectangular"}),
+        (("chunk_grid", "configuration", "chunk_shape"), [0]),
+        (("chunk_grid", "configuration", "chunk_shape"), [63]),
+        (("chunk_key_encoding", "configuration", "separator"), "."),
+        (("storage_transformers",), [{"name": "x"}]),
+        (("codecs",), []),
+        (("codecs",), [{"name": "pickle"}]),
+        (("codecs", 0, "configuration"), 3),
+        ((*SHARDING, "chunk_shape"), [0]),
+        ((*SHARDING, "index_location"), "start"),
+        ((*SHARDING, "index_codecs"), [{"name": "bytes"}]),
+        ((*SHARDING, "codecs"), [{"name": "bytes"}]),
+        ((*SHARDING, "codecs"), [{"name": "bytes"}, {"name": "gzip"}, {"name": "crc32c"}]),
+        (
+            (*SHARDING, "codecs"),
+            [{"name": "bytes", "configuration": {"endian": "big"}}, {"name": "crc32c"}],
+        ),
+    ],
+)
+def test_metadata_of_other_arrays_is_refused(path, value):
+    with pytest.raises(ManifestError, match="tokens/zarr.json: "):
+        array_layout_from_json(alter(path, value), name="tokens/zarr.json")
+
+
+def test_large_metadata_is_refused():
+    with pytest.raises(ManifestError, match="at most 1 MiB"):
+        array_layout_from_json(b" " * (2**20 + 1), name="z")
