@@ -1,4 +1,4 @@
-"""A token embedding whose vocabulary is split over tensor-parallel ranks.
+"""Tables of token and position vectors; the vocabulary is split over tensor-parallel ranks.
 
 Shapes: ``b`` micro batch, ``s`` sequence, ``h`` hidden, ``t`` tensor-parallel size.
 """
@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
-from mds_core.collectives import reduce, reduce_scatter
+from mds_core.collectives import copy, reduce, reduce_scatter
 from mds_core.groups import group_rank, group_size
 from mds_core.parameter import Declaration, ParallelModule
 
-__all__ = ["VocabParallelEmbedding", "declare_vocabulary"]
+__all__ = ["PositionEmbedding", "VocabParallelEmbedding", "VocabParallelHead"]
 
 
 def declare_vocabulary(
@@ -97,6 +97,71 @@ class VocabParallelEmbedding(ParallelModule):
         if self.sequence_parallel:
             return reduce_scatter(vectors, group=self.tp, dim=1)
         return reduce(vectors, group=self.tp)
+
+
+class PositionEmbedding(ParallelModule):
+    """A learned vector for each position.
+
+    Args:
+        count: Positions.
+        hidden_size: Width of a vector.
+        std: Standard deviation of the first values.
+        partial_over: Ranks that each look up their own positions.
+        dtype: Of the table.
+        device: Of the table.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        hidden_size: int,
+        *,
+        std: float,
+        partial_over: ProcessGroup | None,
+        dtype: torch.dtype,
+        device: torch.device | str | None,
+    ) -> None:
+        super().__init__()
+        self.partial_over = partial_over
+        declaration = Declaration(global_shape=(count, hidden_size), std=std)
+        self.weight = self.declare("weight", declaration, dtype=dtype, device=device)
+
+    def forward(self, position_ids: Tensor) -> Tensor:
+        """Return [b or 1, s, h] for position_ids [b or 1, s]."""
+        return F.embedding(position_ids, copy(self.weight, group=self.partial_over))
+
+
+class VocabParallelHead(ParallelModule):
+    """The weight [v / t, h] of an untied output layer; its product is part of the loss.
+
+    Args:
+        vocab_size: The true vocabulary.
+        hidden_size: Width of a hidden state.
+        padded_size: Rows over all ranks, a multiple of their number.
+        tp: Ranks that share the head; None for one.
+        std: Standard deviation of the first values.
+        dtype: Of the weight.
+        device: Of the weight.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        padded_size: int,
+        tp: ProcessGroup | None = None,
+        std: float = 0.02,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.start = group_rank(tp) * (padded_size // group_size(tp))
+        """First token id of this rank's rows."""
+        declaration = declare_vocabulary(
+            vocab_size, hidden_size, padded_size=padded_size, tp=tp, std=std
+        )
+        self.weight = self.declare("weight", declaration, dtype=dtype, device=device)
 
 
 def check_tokens(tokens: Tensor, *, vocab_size: int) -> None:

@@ -26,16 +26,21 @@ from mds_core.config import Execution, GPTConfig
 from mds_core.groups import ProcessGroups, group_rank, group_size
 from mds_core.layers.attention import Context, SelfAttention, attention_mask
 from mds_core.layers.cache import KVCache
-from mds_core.layers.embedding import VocabParallelEmbedding, declare_vocabulary
+from mds_core.layers.embedding import (
+    PositionEmbedding,
+    VocabParallelEmbedding,
+    VocabParallelHead,
+)
 from mds_core.layers.mlp import MLP
 from mds_core.layers.norm import Norm
 from mds_core.layers.rope import rotation
-from mds_core.parameter import Declaration, ParallelModule, initialize, parameter_shards
+from mds_core.parameter import initialize, parameter_shards
+from mds_core.partition import Stage
 from mds_core.rng import DropoutKey, Site, dropout, keep_mask
 from mds_core.sharding import ParameterShard
 from mds_kernels import linear_cross_entropy
 
-__all__ = ["GPT", "GPTLoss"]
+__all__ = ["GPT", "GPTLoss", "document_numbers"]
 
 
 class GPTLoss(NamedTuple):
@@ -67,43 +72,22 @@ class _Build(NamedTuple):
             device=self.device,
         )
 
-
-class Positions(ParallelModule):
-    """A learned vector for each position.
-
-    Args:
-        count: Positions.
-        hidden_size: Width of a vector.
-        std: Standard deviation of the first values.
-        partial_over: Ranks that each look up their own positions.
-        dtype: Of the table.
-        device: Of the table.
-    """
-
-    def __init__(
-        self,
-        count: int,
-        hidden_size: int,
-        *,
-        std: float,
-        partial_over: ProcessGroup | None,
-        dtype: torch.dtype,
-        device: torch.device | str | None,
-    ) -> None:
-        super().__init__()
-        self.partial_over = partial_over
-        declaration = Declaration(global_shape=(count, hidden_size), std=std)
-        self.weight = self.declare("weight", declaration, dtype=dtype, device=device)
-
-    def forward(self, position_ids: Tensor) -> Tensor:
-        """Return [b or 1, s, h] for position_ids [b or 1, s]."""
-        return F.embedding(position_ids, copy(self.weight, group=self.partial_over))
+    def head(self) -> VocabParallelHead:
+        return VocabParallelHead(
+            self.config.vocab_size,
+            self.config.hidden_size,
+            padded_size=self.config.padded_vocab_size(group_size(self.tp)),
+            tp=self.tp,
+            std=self.config.init_std,
+            dtype=self.dtype,
+            device=self.device,
+        )
 
 
 class Embedding(nn.Module):
     """Token vectors plus, where they are learned, position vectors."""
 
-    def __init__(self, build: _Build) -> None:
+    def __init__(self, build: _Build, *, positions: bool) -> None:
         super().__init__()
         config = build.config
         self.probability = config.hidden_dropout
@@ -118,8 +102,8 @@ class Embedding(nn.Module):
             device=build.device,
         )
         self.position_embeddings = None
-        if config.position_embedding == "learned":
-            self.position_embeddings = Positions(
+        if positions and config.position_embedding == "learned":
+            self.position_embeddings = PositionEmbedding(
                 config.max_position_embeddings,
                 config.hidden_size,
                 std=config.init_std,
@@ -198,22 +182,6 @@ class Decoder(nn.Module):
         return hidden if self.final_layernorm is None else self.final_layernorm(hidden)
 
 
-class OutputLayer(ParallelModule):
-    """The untied head's weight [v / t, h]; its product is part of the loss."""
-
-    def __init__(self, build: _Build) -> None:
-        super().__init__()
-        config = build.config
-        declaration = declare_vocabulary(
-            config.vocab_size,
-            config.hidden_size,
-            padded_size=config.padded_vocab_size(group_size(build.tp)),
-            tp=build.tp,
-            std=config.init_std,
-        )
-        self.weight = self.declare("weight", declaration, dtype=build.dtype, device=build.device)
-
-
 class GPT(nn.Module):
     """A decoder-only transformer on this rank's share of a layout.
 
@@ -224,6 +192,7 @@ class GPT(nn.Module):
         dtype: Of the parameters.
         device: Of the parameters; on ``"meta"`` nothing is allocated or initialised.
         execution: How to compute.
+        stage: The part to build; all of it if None. `mds_core.pipeline` connects the parts.
 
     Raises:
         ValueError: The layout does not divide the model, or two settings exclude each other.
@@ -238,17 +207,28 @@ class GPT(nn.Module):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
         execution: Execution | None = None,
+        stage: Stage | None = None,
     ) -> None:
         super().__init__()
         execution = execution or Execution()
         execution.check(config)
         config.check_tp(groups.tp_size)
+        if stage is None and groups.pp_size > 1:
+            raise ValueError(
+                f"the layout has {groups.pp_size} pipeline stages and GPT would build the whole "
+                f"model on each; build mds_core.pipeline.Pipeline, or set pp_size=1."
+            )
         self.config, self.groups, self.seed = config, groups, seed
+        self.dtype = dtype
+        self.stage = stage or Stage.whole(config.num_layers)
         self.sequence_parallel = execution.sequence_parallel and groups.tp is not None
         build = _Build(config, groups.tp, execution, dtype, device)
-        self.embedding = Embedding(build)
-        self.decoder = Decoder(build, layers=range(config.num_layers), final=True)
-        self.output_layer = None if config.tie_embeddings else OutputLayer(build)
+        self.embedding = self.output_layer = None
+        if self.stage.first or (self.stage.last and config.tie_embeddings):
+            self.embedding = Embedding(build, positions=self.stage.first)
+        self.decoder = Decoder(build, layers=self.stage.layers, final=self.stage.last)
+        if self.stage.last and not config.tie_embeddings:
+            self.output_layer = build.head()
         if torch.device(device or "cpu").type != "meta":
             self.reset_parameters()
 
@@ -262,14 +242,13 @@ class GPT(nn.Module):
 
     def new_cache(self, batch_size: int, *, max_length: int) -> KVCache:
         """An empty cache for generating ``batch_size`` sequences of at most ``max_length``."""
-        weight = self.embedding.word_embeddings.weight
         return KVCache(
             batch_size,
             max_length=max_length,
             kv_heads=self.config.kv_heads // self.groups.tp_size,
             channels=self.config.channels,
-            dtype=weight.dtype,
-            device=weight.device,
+            dtype=self.dtype,
+            device=next(self.parameters()).device,
         )
 
     def forward(
@@ -298,43 +277,109 @@ class GPT(nn.Module):
         Returns:
             A `GPTLoss`, or logits [b, s, v] of the true vocabulary on every rank.
         """
-        offset = 0 if cache is None else cache.length
         if position_ids is None:
+            offset = 0 if cache is None else cache.length
             stop = offset + tokens.size(1)
             position_ids = torch.arange(offset, stop, device=tokens.device)[None]
-        self._check_positions(position_ids)
-        context = self._context(tokens, position_ids, dropout_key, cumulative_lengths, cache)
-        hidden = self.embedding(tokens, position_ids, context)
-        hidden = self.decoder(hidden, context)
+        documents = None
+        if cumulative_lengths is not None:
+            documents = document_numbers(cumulative_lengths, tokens=tokens)
+        hidden = self.forward_stage(
+            tokens,
+            position_ids=position_ids,
+            dropout_key=dropout_key,
+            documents=documents,
+            cache=cache,
+        )
         if cache is not None:
             cache.advance(tokens.size(1))
-        if labels is None:
-            return self._logits(hidden)
-        return self._loss(hidden, labels, loss_mask)
+        return self.logits(hidden) if labels is None else self.loss(hidden, labels, loss_mask)
+
+    def forward_stage(
+        self,
+        x: Tensor,
+        *,
+        position_ids: Tensor,
+        dropout_key: DropoutKey | None = None,
+        documents: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """Run this stage's embedding, if it has it, and layers.
+
+        Args:
+            x: [b, s] int64 tokens on the first stage, else [b, s, h] of the stage before.
+            position_ids: [b or 1, s] int64.
+            dropout_key: Needed in training mode if the model has dropout.
+            documents: [b, s] number of each token's document; None if all is one.
+            cache: Earlier tokens' keys and values.
+
+        Returns:
+            [b, s, h]; after the last stage they are normalised.
+        """
+        self._check_positions(position_ids)
+        context = self._context(position_ids, dropout_key, documents, cache)
+        if self.stage.first and self.embedding is not None:
+            x = self.embedding(x, position_ids, context)
+        return self.decoder(x, context)  # type: ignore[no-any-return]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Map the last stage's [b, s, h] to logits [b, s, v] of the true vocabulary."""
+        head = self._head()
+        logits = gather(F.linear(self._whole(hidden), head.weight), group=self.groups.tp, dim=-1)
+        return logits[..., : self.config.vocab_size]
+
+    def loss(self, hidden: Tensor, labels: Tensor, loss_mask: Tensor | None = None) -> GPTLoss:
+        """Compare the last stage's [b, s, h] with labels [b, s], weighted by loss_mask [b, s]."""
+        head = self._head()
+        loss_sum, losses = linear_cross_entropy(
+            self._whole(hidden).flatten(0, 1),
+            head.weight,
+            labels.flatten(),
+            loss_weights=None if loss_mask is None else loss_mask.flatten(),
+            vocab_start=head.start,
+            vocab_size=self.config.vocab_size,
+            group=self.groups.tp,
+        )
+        return GPTLoss(loss_sum, losses.view_as(labels))
+
+    def _head(self) -> VocabParallelEmbedding | VocabParallelHead:
+        if self.output_layer is not None:
+            return self.output_layer
+        if not self.stage.last or self.embedding is None:
+            raise ValueError(
+                f"stage {self.stage.index} of {self.stage.count} has no head; only the last stage "
+                f"gives logits or a loss."
+            )
+        return self.embedding.word_embeddings
+
+    def _whole(self, hidden: Tensor) -> Tensor:
+        """All positions, in the way that the ranks' heads use them: each for its own part."""
+        if self.sequence_parallel:
+            return gather_partial(hidden, group=self.groups.tp, dim=1)
+        return copy(hidden, group=self.groups.tp)
 
     def _context(
         self,
-        tokens: Tensor,
         position_ids: Tensor,
         dropout_key: DropoutKey | None,
-        cumulative_lengths: Tensor | None,
+        documents: Tensor | None,
         cache: KVCache | None,
     ) -> Context:
-        config, length = self.config, tokens.size(1)
+        config, length = self.config, position_ids.size(1)
         turn = None
         if config.position_embedding == "rope":
             turn = rotation(
                 position_ids,
                 channels=config.rope_channels,
                 theta=config.rope_theta,
-                dtype=self.embedding.word_embeddings.weight.dtype,
+                dtype=self.dtype,
             )
         mask = attention_mask(
             length,
             offset=0 if cache is None else cache.length,
             window=config.sliding_window,
-            documents=_documents(cumulative_lengths, tokens),
-            device=tokens.device,
+            documents=documents,
+            device=position_ids.device,
         )
         return Context(
             rotation=turn,
@@ -380,32 +425,6 @@ class GPT(nn.Module):
                 f"{limit}. Shorten the sequence or build the model with more positions."
             )
 
-    def _head(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The hidden states as the head uses them, [b, s, h], and its weight [v / t, h]."""
-        tied = self.embedding.word_embeddings.weight
-        weight = tied if self.output_layer is None else self.output_layer.weight
-        if self.sequence_parallel:
-            return gather_partial(hidden, group=self.groups.tp, dim=1), weight
-        return copy(hidden, group=self.groups.tp), weight
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        hidden, weight = self._head(hidden)
-        logits = gather(F.linear(hidden, weight), group=self.groups.tp, dim=-1)
-        return logits[..., : self.config.vocab_size]
-
-    def _loss(self, hidden: Tensor, labels: Tensor, loss_mask: Tensor | None) -> GPTLoss:
-        hidden, weight = self._head(hidden)
-        loss_sum, losses = linear_cross_entropy(
-            hidden.flatten(0, 1),
-            weight,
-            labels.flatten(),
-            loss_weights=None if loss_mask is None else loss_mask.flatten(),
-            vocab_start=self.embedding.word_embeddings.start,
-            vocab_size=self.config.vocab_size,
-            group=self.groups.tp,
-        )
-        return GPTLoss(loss_sum, losses.view_as(labels))
-
 
 def _recomputed(layers: list[nn.Module], hidden: Tensor, context: Context) -> Tensor:
     """Run ``layers`` keeping their input only; the backward pass runs them again."""
@@ -419,10 +438,16 @@ def _recomputed(layers: list[nn.Module], hidden: Tensor, context: Context) -> Te
     return checkpoint(run, hidden, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
 
 
-def _documents(cumulative_lengths: Tensor | None, tokens: Tensor) -> Tensor | None:
-    """Number of the document that each token belongs to, [b, s]."""
-    if cumulative_lengths is None:
-        return None
+def document_numbers(cumulative_lengths: Tensor, *, tokens: Tensor) -> Tensor:
+    """Number of the document that each token belongs to.
+
+    Args:
+        cumulative_lengths: [documents + 1] bounds in the flattened batch.
+        tokens: [b, s].
+
+    Returns:
+        [b, s] int64.
+    """
     place = torch.arange(tokens.numel(), device=tokens.device)
     bounds = cumulative_lengths.to(device=tokens.device, dtype=torch.int64)
     return torch.searchsorted(bounds, place, right=True).view_as(tokens)
