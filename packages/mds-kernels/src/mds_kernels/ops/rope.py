@@ -26,7 +26,7 @@ def rope(
         query: [..., n, d], for instance [s, b, n, d].
         key: [..., n_kv, d].
         cos: Broadcastable to query[..., : r / 2] and key[..., : r / 2], for instance
-            [s, 1, 1, r / 2]; fp32 (float64 for float64 queries).
+            [s, 1, 1, r / 2].
         sin: As ``cos``.
         interleaved: Pair channels (0, 1), (2, 3), ... as GPT-J does; else (0, r / 2),
             (1, r / 2 + 1), ... as GPT-NeoX and Llama in transformers do.

@@ -38,15 +38,19 @@ class _Rope(torch.autograd.Function):
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
     channels = 2 * cos.shape[-1]
-    first, second = _pairs(x[..., :channels].to(cos.dtype), interleaved=interleaved)
-    turned = first * cos - second * sin, second * cos + first * sin
-    if interleaved:
-        rotated = torch.stack(turned, dim=-1).flatten(-2)
-    else:
-        rotated = torch.cat(turned, dim=-1)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    first, second = _pairs(x[..., :channels].to(dtype), interleaved=interleaved)
+    cos, sin = cos.to(dtype), sin.to(dtype)
+    rotated = _join(first * cos - second * sin, second * cos + first * sin, interleaved=interleaved)
     if channels == x.shape[-1]:
         return rotated.to(x.dtype)
     return torch.cat([rotated.to(x.dtype), x[..., channels:]], dim=-1)
+
+
+def _join(first: Tensor, second: Tensor, *, interleaved: bool) -> Tensor:
+    if interleaved:
+        return torch.stack([first, second], dim=-1).flatten(-2)
+    return torch.cat([first, second], dim=-1)
 
 
 def _pairs(x: Tensor, *, interleaved: bool) -> tuple[Tensor, Tensor]:
