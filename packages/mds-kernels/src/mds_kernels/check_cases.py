@@ -99,7 +99,7 @@ def _all_ignored(generator: Generator) -> Inputs:
 
 
 def _linear(case: str, inputs: Callable[[Generator], Inputs], **options: Any) -> Check:
-    plain_loss = case == "huge logits"
+    plain_loss = case.startswith("huge logits")
     return Check(
         op="linear_cross_entropy",
         case=case,
@@ -135,6 +135,7 @@ _VOCABULARY = (
     _linear("no tokens", _linear_inputs(tokens=0)),
     _linear("all ignored", _all_ignored),
     _linear("huge logits", _linear_inputs(scale=1000.0, weigh=False)),
+    _linear("huge logits, recomputing", _linear_inputs(scale=1000.0, weigh=False), recompute=True),
     _cross(
         "odd sizes, padding",
         lambda g: {"logits": _normal(g, 37, 101), "labels": _labels(g, 37, 97)},

@@ -59,7 +59,7 @@ def linear_cross_entropy(
         z_loss: Coefficient of the squared log-sum-exp that is added to each loss.
         ignore_index: Tokens with this label have loss and gradient zero.
         chunk_size: Tokens at a time; None for a choice by the size of the vocabulary.
-        recompute: False computes the gradients in the forward pass. True keeps one number a token
+        recompute: False computes the gradients in the forward pass. True keeps two numbers a token
             and makes the logits again in the backward pass: for a backward pass split in two (call
             it with ``weight.detach()`` and with ``hidden.detach()``), or when many micro batches
             wait for theirs. None: True for float16, whose gradients must carry the loss scale

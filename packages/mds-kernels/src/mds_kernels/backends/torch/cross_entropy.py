@@ -14,6 +14,7 @@ from mds_kernels.backends.torch.vocabulary_softmax import (
     accumulation_dtype,
     check_labels,
     default_chunk,
+    exponentials,
     gradient_of_logits,
     normalise,
     token_weights,
@@ -27,25 +28,25 @@ def cross_entropy(logits: Tensor, labels: Tensor, *, objective: Objective) -> Te
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The backward pass needs the logits and one number a token, no second copy of the logits."""
+    """The backward pass needs the logits and two numbers a token, no second copy of the logits."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, packed: Packed) -> Tensor:
-        losses, log_sum_exp = _forward(logits, labels, *packed)
-        ctx.save_for_backward(logits, labels, log_sum_exp)
+        losses, statistics = _forward(logits, labels, *packed)
+        ctx.save_for_backward(logits, labels, statistics)
         ctx.packed = packed
         return cast("Tensor", losses)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_losses: Tensor) -> tuple[Tensor, None, None]:
-        logits, labels, log_sum_exp = ctx.saved_tensors
-        return _backward(grad_losses, logits, labels, log_sum_exp, *ctx.packed), None, None
+        logits, labels, statistics = ctx.saved_tensors
+        return _backward(grad_losses, logits, labels, statistics, *ctx.packed), None, None
 
 
 def _fake_forward(logits: Tensor, labels: Tensor, *packed: object) -> tuple[Tensor, Tensor]:
     losses = logits.new_empty(logits.shape[0], dtype=accumulation_dtype(logits.dtype))
-    return losses, torch.empty_like(losses)
+    return losses, losses.new_empty(2, logits.shape[0])
 
 
 @graph_op("cross_entropy_forward", fake=_fake_forward)
@@ -61,14 +62,14 @@ def _forward(
     dtype = accumulation_dtype(logits.dtype)
     rows = objective.true_rows(logits.shape[1])
     losses = torch.empty(logits.shape[0], dtype=dtype, device=logits.device)
-    log_sum_exp = torch.empty_like(losses)
+    statistics = losses.new_empty(2, logits.shape[0])
     chunk = default_chunk(rows, logits.device)
     for tokens in objective.chunks(logits.shape[0], default_size=chunk):
         copy = logits[tokens, :rows].to(dtype, copy=True)
         normalised = normalise(copy, labels[tokens], objective)
         losses[tokens] = normalised.losses
-        log_sum_exp[tokens] = normalised.log_sum_exp
-    return losses, log_sum_exp
+        statistics[:, tokens] = normalised.statistics
+    return losses, statistics
 
 
 def _fake_backward(grad_losses: Tensor, logits: Tensor, *others: object) -> Tensor:
@@ -80,26 +81,24 @@ def _backward(
     grad_losses: Tensor,
     logits: Tensor,
     labels: Tensor,
-    log_sum_exp: Tensor,
+    statistics: Tensor,
     whole: Sequence[int],
     real: Sequence[float],
     group_name: str,
 ) -> Tensor:
     objective = unpack(whole, real, group_name)
     rows = objective.true_rows(logits.shape[1])
-    weights = token_weights(labels, grad_losses, objective, like=log_sum_exp)
+    weights = token_weights(labels, grad_losses, objective, like=statistics)
     gradient = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     gradient[:, rows:] = 0
     chunk = default_chunk(rows, logits.device)
     for tokens in objective.chunks(logits.shape[0], default_size=chunk):
-        copy = logits[tokens, :rows].to(log_sum_exp.dtype, copy=True)
-        probabilities = copy.sub_(log_sum_exp[tokens, None]).exp_()
+        copy = logits[tokens, :rows].to(statistics.dtype, copy=True)
         gradient[tokens, :rows] = gradient_of_logits(
-            probabilities,
+            exponentials(copy, statistics[:, tokens]),
             labels[tokens],
             objective,
-            sums=None,
-            log_sum_exp=log_sum_exp[tokens],
+            statistics=statistics[:, tokens],
             weights=weights[tokens],
         )
     return gradient

@@ -1,7 +1,7 @@
 """Output projection and cross-entropy in one: the logits exist a chunk of tokens at a time.
 
 By default the forward pass computes the gradients while a chunk's logits are at hand, and the
-backward pass only scales them. With ``recompute`` it keeps one number a token instead and the
+backward pass only scales them. With ``recompute`` it keeps two numbers a token instead and the
 backward pass makes each chunk's logits again.
 
 Letters: n tokens, c tokens of a chunk, h hidden, v vocabulary, t tensor-parallel size,
@@ -19,8 +19,10 @@ from mds_kernels.backends.torch.vocabulary_softmax import (
     accumulation_dtype,
     check_labels,
     default_chunk,
+    exponentials,
     gradient_of_logits,
     normalise,
+    power_of_two_below,
     token_weights,
 )
 from mds_kernels.objective import Objective
@@ -91,10 +93,10 @@ class _Recomputing(torch.autograd.Function):
         packed: Packed,
         wanted: tuple[bool, bool],
     ) -> tuple[Tensor, Tensor]:
-        loss_sum, losses, log_sum_exp, _, _ = _forward(
+        loss_sum, losses, statistics, _, _ = _forward(
             hidden, weight, labels, loss_weights, *_NEITHER, *packed
         )
-        ctx.save_for_backward(hidden, weight, labels, loss_weights, log_sum_exp)
+        ctx.save_for_backward(hidden, weight, labels, loss_weights, statistics)
         ctx.wanted, ctx.packed = wanted, packed
         ctx.mark_non_differentiable(losses)
         return loss_sum, losses
@@ -164,6 +166,12 @@ def _scaled(gradient: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     return result
 
 
+def _chunk(hidden: Tensor, rows: int) -> int:
+    """Return how many tokens at a time: their logits are no more than the weight's gradient."""
+    wide = power_of_two_below(max(64, hidden.shape[1]))
+    return min(wide, default_chunk(rows, hidden.device))
+
+
 def _blocks(matrix: Tensor) -> Iterator[slice]:
     """Yield slices of rows, each small beside a vocabulary yet large for a matrix product."""
     for start in range(0, matrix.shape[0], _BLOCK_ROWS):
@@ -181,7 +189,7 @@ def _fake_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     losses = hidden.new_empty(hidden.shape[0], dtype=accumulation_dtype(hidden.dtype))
     gradients = _empty_gradients(hidden, weight, (want_hidden, want_weight))
-    return losses.new_empty(()), losses, torch.empty_like(losses), *gradients
+    return losses.new_empty(()), losses, losses.new_empty(2, hidden.shape[0]), *gradients
 
 
 @graph_op("linear_cross_entropy_forward", fake=_fake_forward)
@@ -200,7 +208,7 @@ def _forward(
     check_labels(labels, objective)
     rows = objective.true_rows(weight.shape[0])
     losses = hidden.new_empty(hidden.shape[0], dtype=accumulation_dtype(hidden.dtype))
-    log_sum_exp = torch.empty_like(losses)
+    statistics = losses.new_empty(2, hidden.shape[0])
     weights = token_weights(labels, loss_weights, objective, like=losses)
     gradients = _Gradients(hidden, weight, rows=rows, wanted=(want_hidden, want_weight))
 
@@ -208,23 +216,20 @@ def _forward(
         logits = (hidden[tokens] @ weight[:rows].T).to(losses.dtype)
         normalised = normalise(logits, labels[tokens], objective)
         losses[tokens] = normalised.losses
-        log_sum_exp[tokens] = normalised.log_sum_exp
+        statistics[:, tokens] = normalised.statistics
         if want_hidden or want_weight:
             gradient = gradient_of_logits(
                 normalised.exponentials,
                 labels[tokens],
                 objective,
-                sums=normalised.sums,
-                log_sum_exp=normalised.log_sum_exp,
+                statistics=normalised.statistics,
                 weights=weights[tokens],
             )
             gradients.add(tokens, gradient)
 
-    for tokens in objective.chunks(
-        hidden.shape[0], default_size=default_chunk(rows, hidden.device)
-    ):
+    for tokens in objective.chunks(hidden.shape[0], default_size=_chunk(hidden, rows)):
         run(tokens)
-    return (losses * weights).sum(), losses, log_sum_exp, gradients.hidden, gradients.weight
+    return (losses * weights).sum(), losses, statistics, gradients.hidden, gradients.weight
 
 
 def _fake_backward(
@@ -233,7 +238,7 @@ def _fake_backward(
     weight: Tensor,
     labels: Tensor,
     loss_weights: Tensor | None,
-    log_sum_exp: Tensor,
+    statistics: Tensor,
     want_hidden: bool,  # noqa: FBT001
     want_weight: bool,  # noqa: FBT001
     *packed: object,
@@ -248,7 +253,7 @@ def _backward(
     weight: Tensor,
     labels: Tensor,
     loss_weights: Tensor | None,
-    log_sum_exp: Tensor,
+    statistics: Tensor,
     want_hidden: bool,  # noqa: FBT001
     want_weight: bool,  # noqa: FBT001
     whole: Sequence[int],
@@ -258,23 +263,20 @@ def _backward(
     objective = unpack(whole, real, group_name)
     rows = objective.true_rows(weight.shape[0])
     # The incoming gradient carries the loss scale of fp16, so it comes in before any rounding.
-    weights = token_weights(labels, loss_weights, objective, like=log_sum_exp) * grad_loss
+    weights = token_weights(labels, loss_weights, objective, like=statistics) * grad_loss
     gradients = _Gradients(hidden, weight, rows=rows, wanted=(want_hidden, want_weight))
 
     def run(tokens: slice) -> None:
-        logits = (hidden[tokens] @ weight[:rows].T).to(log_sum_exp.dtype)
+        logits = (hidden[tokens] @ weight[:rows].T).to(statistics.dtype)
         gradient = gradient_of_logits(
-            logits.sub_(log_sum_exp[tokens, None]).exp_(),
+            exponentials(logits, statistics[:, tokens]),
             labels[tokens],
             objective,
-            sums=None,
-            log_sum_exp=log_sum_exp[tokens],
+            statistics=statistics[:, tokens],
             weights=weights[tokens],
         )
         gradients.add(tokens, gradient)
 
-    for tokens in objective.chunks(
-        hidden.shape[0], default_size=default_chunk(rows, hidden.device)
-    ):
+    for tokens in objective.chunks(hidden.shape[0], default_size=_chunk(hidden, rows)):
         run(tokens)
     return gradients.hidden, gradients.weight

@@ -22,10 +22,8 @@ class Normalised:
 
     exponentials: Tensor
     """[c, r] exp(logit - largest logit), in place of the logits."""
-    sums: Tensor
-    """[c] the exponentials' sums over all ranks."""
-    log_sum_exp: Tensor
-    """[c] of the logits themselves."""
+    statistics: Tensor
+    """[2, c] the largest logit over all ranks, and the sum of the exponentials."""
     losses: Tensor
     """[c] not weighted, zero where ignored."""
 
@@ -49,8 +47,19 @@ def normalise(logits: Tensor, labels: Tensor, objective: Objective) -> Normalise
     totals = torch.stack([logits.exp_().sum(dim=1), *parts])
     if objective.group is not None:
         dist.all_reduce(totals, group=objective.group)
-    losses, log_sum_exp = _losses(totals, maxima, objective)
-    return Normalised(logits, totals[0], log_sum_exp, _mark(losses, labels, objective))
+    losses = _mark(_losses(totals, maxima, objective), labels, objective)
+    return Normalised(logits, torch.stack([maxima, totals[0]]), losses)
+
+
+def exponentials(logits: Tensor, statistics: Tensor) -> Tensor:
+    """Make the exponentials again from logits [c, r], in place.
+
+    Args:
+        logits: [c, r], overwritten.
+        statistics: [2, c]. Kept apart rather than as one log-sum-exp, which for logits of 1e4
+            would round the probabilities to three digits.
+    """
+    return logits.sub_(statistics[0, :, None]).exp_()
 
 
 def gradient_of_logits(
@@ -58,24 +67,23 @@ def gradient_of_logits(
     labels: Tensor,
     objective: Objective,
     *,
-    sums: Tensor | None,
-    log_sum_exp: Tensor,
+    statistics: Tensor,
     weights: Tensor,
 ) -> Tensor:
     """Turn exponentials [c, r] into the gradient of ``sum(weights * losses)``, in place.
 
     Args:
-        exponentials: exp(logit - something); overwritten.
+        exponentials: [c, r], overwritten.
         labels: [c] global ids.
         objective: What was computed.
-        sums: [c] the exponentials' sums over the whole vocabulary; None where they are one.
-        log_sum_exp: [c].
+        statistics: [2, c].
         weights: [c], zero where ignored.
     """
-    factor = weights
+    maxima, sums = statistics
+    factor = weights / sums
     if objective.z_loss:
-        factor = weights * (1 + 2 * objective.z_loss * log_sum_exp)
-    gradient = exponentials.mul_((factor if sums is None else factor / sums)[:, None])
+        factor = factor * (1 + 2 * objective.z_loss * (maxima + sums.log()))
+    gradient = exponentials.mul_(factor[:, None])
     if objective.label_smoothing:
         share = objective.label_smoothing / objective.vocab_size
         gradient.sub_((weights * share)[:, None])
@@ -104,9 +112,13 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 def default_chunk(rows: int, device: torch.device) -> int:
     """Return how many tokens' logits over ``rows`` of the vocabulary are held at once."""
     logits = _CHUNK_LOGITS["cpu" if device.type == "cpu" else "other"]
-    tokens = max(64, logits // max(1, rows))
     # A power of two: with 333 tokens a CPU's bf16 products take twice the time of 256.
-    return 1 << (int(tokens).bit_length() - 1)
+    return power_of_two_below(max(64, logits // max(1, rows)))
+
+
+def power_of_two_below(number: int) -> int:
+    """Return the largest power of two that is not above a positive number."""
+    return 1 << (int(number).bit_length() - 1)
 
 
 def check_labels(labels: Tensor, objective: Objective) -> None:
@@ -125,18 +137,17 @@ def check_labels(labels: Tensor, objective: Objective) -> None:
         )
 
 
-def _losses(totals: Tensor, maxima: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
-    """Return [c] losses and log-sum-exps from the sums over the vocabulary."""
+def _losses(totals: Tensor, maxima: Tensor, objective: Objective) -> Tensor:
+    """Return [c] losses from the sums over the vocabulary."""
     # Both terms are relative to the largest logit, so the loss stays exact for logits of any size.
     log_sums = totals[0].log()
     losses = log_sums - totals[1]
     if objective.label_smoothing:
         uniform = log_sums - totals[2] / objective.vocab_size
         losses = torch.lerp(losses, uniform, objective.label_smoothing)
-    log_sum_exp = log_sums + maxima
     if objective.z_loss:
-        losses = losses + objective.z_loss * log_sum_exp.square()
-    return losses, log_sum_exp
+        losses = losses + objective.z_loss * (log_sums + maxima).square()
+    return losses
 
 
 def _mark(losses: Tensor, labels: Tensor, objective: Objective) -> Tensor:
