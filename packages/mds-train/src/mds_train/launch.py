@@ -201,22 +201,40 @@ def distributed(
         MachineError: If the device is missing or the ranks do not find each other.
     """
     chosen = _device(device, local_rank=environment.local_rank)
-    _prepare(os.environ, environment, device_type=chosen.type)
+    with _variables(os.environ, _wanted(os.environ, environment, device_type=chosen.type)):
+        yield from _connected(environment, device=chosen, timeout_seconds=timeout_seconds)
+
+
+def _connected(
+    environment: Environment, *, device: torch.device, timeout_seconds: float
+) -> Iterator[torch.device]:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(environment.threads)
-    if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
-    _connect(environment, device=chosen, timeout=timedelta(seconds=timeout_seconds))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if dist.is_initialized():
+        yield device  # whoever started it ends it
+        return
+    _connect(environment, device=device, timeout=timedelta(seconds=timeout_seconds))
     try:
-        yield chosen
+        yield device
     except BaseException:
         # NCCL's teardown waits for ranks that may be gone; the end of the process frees it anyway.
-        if chosen.type == "cpu":
-            dist.destroy_process_group()
+        if device.type == "cpu":
+            _disconnect(environment)
         raise
-    dist.destroy_process_group()
+    _disconnect(environment)
+
+
+def _disconnect(environment: Environment) -> None:
+    import torch.distributed as dist
+
+    # DeepSpeed keeps the first group that it sees for the life of the process. A group of one
+    # holds nothing that must be given back, so a second run in this process may use it again.
+    if environment.launcher != "none":
+        dist.destroy_process_group()
 
 
 def _device(name: str, *, local_rank: int) -> torch.device:
@@ -238,11 +256,23 @@ def _device(name: str, *, local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def _prepare(
-    variables: MutableMapping[str, str], environment: Environment, *, device_type: str
-) -> None:
-    """Set what torch and DeepSpeed read from the environment, where the user has not."""
-    defaults = {
+@contextlib.contextmanager
+def _variables(variables: MutableMapping[str, str], wanted: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for a while, those that are set already excepted."""
+    added = {name: text for name, text in wanted.items() if name not in variables}
+    variables.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            variables.pop(name, None)
+
+
+def _wanted(
+    variables: Mapping[str, str], environment: Environment, *, device_type: str
+) -> dict[str, str]:
+    """What torch and DeepSpeed read from the environment."""
+    wanted = {
         "TORCH_EXTENSIONS_DIR": str(extensions_folder(variables)),
         "DS_ACCELERATOR": device_type,
         "RANK": str(environment.rank),
@@ -254,9 +284,8 @@ def _prepare(
     loopback = Path("/sys/class/net/lo")
     if environment.is_single_machine and loopback.exists():
         # Otherwise gloo resolves the host's name, which fails or hangs on many laptops.
-        defaults["GLOO_SOCKET_IFNAME"] = "lo"
-    for name, text in defaults.items():
-        variables.setdefault(name, text)
+        wanted["GLOO_SOCKET_IFNAME"] = "lo"
+    return wanted
 
 
 def _connect(environment: Environment, *, device: torch.device, timeout: timedelta) -> None:

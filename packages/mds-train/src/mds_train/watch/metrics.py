@@ -110,7 +110,7 @@ class MetricsFile:
         self._file.flush()
 
 
-def read_metrics(path: Path) -> History:
+def read_metrics(path: str | Path) -> History:
     """Read a metrics file; steps that a resume superseded are left out.
 
     Raises:
@@ -119,7 +119,7 @@ def read_metrics(path: Path) -> History:
     train: dict[int, Mapping[str, Any]] = {}
     validation: dict[tuple[int, str], Mapping[str, Any]] = {}
     events: list[Mapping[str, Any]] = []
-    for entry in _entries(path):
+    for entry in _entries(Path(path)):
         step = int(entry["step"])
         if entry["kind"] == "train":
             train[step] = entry
