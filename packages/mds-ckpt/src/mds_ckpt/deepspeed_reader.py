@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mds_ckpt.archive import TorchFile, open_torch_file
-from mds_ckpt.assemble import Assembly, CastTensor, Fragment, TorchSource
+from mds_ckpt.assemble import Assembly, CastTensor, Fragment, MissingTensor, TorchSource
 from mds_ckpt.checkpoint import Checkpoint, LazyTensor
 from mds_ckpt.deepspeed_folder import Listing, list_folder
 from mds_ckpt.errors import RejectedError
@@ -51,7 +51,8 @@ class _Reader:
         main = {**listing.stage_3_models, **listing.models} or listing.layers
         self._head = self._open(min(main.items())[1])
         self._degrees = read_degrees(listing, _mapping(self._head))
-        self._names = PipelineNames({}) if not listing.layers else self._pipeline_names()
+        self._names = self._pipeline_names() if listing.layers else PipelineNames({})
+        self._check_blocks()
 
     def read(self) -> Checkpoint:
         has_fpdt = any("qkv_linear_weight" in name for name in self._first_names())
@@ -69,6 +70,7 @@ class _Reader:
         self._add_weights(assembly)
         stage = self._add_optimizer(assembly)
         states = assembly.states()
+        self._name_what_is_missing(states, assembly.incomplete)
         if not states.get("weight"):
             states = self._weights_from_masters(states)
         return reading.checkpoint(
@@ -89,6 +91,7 @@ class _Reader:
 
     def _pipeline_names(self) -> PipelineNames:
         first = min(tp for _, tp in self._listing.layers)
+        # Rank by rank, so a file that only one rank lacks is named as such when weights are read.
         return PipelineNames(
             {
                 layer: list(self._open(path).value)
@@ -96,6 +99,16 @@ class _Reader:
                 if tp == first
             }
         )
+
+    def _check_blocks(self) -> None:
+        """Blocks are numbered by their order, so a hole would shift all that follow it."""
+        missing = self._names.missing_blocks()
+        if missing:
+            raise RejectedError(
+                self._folder,
+                f"layer {missing[0]} has no files ({len(missing)} missing between its neighbours)",
+                remedy=f"copy layer_{missing[0]:02d}-model_*-model_states.pt here",
+            )
 
     def _first_names(self) -> Iterator[str]:
         if self._listing.layers:
@@ -214,6 +227,27 @@ class _Reader:
         return {"weight": {n: CastTensor(t, dtype) for n, t in masters.items()}, **rest}
 
     # Optimizer
+
+    def _name_what_is_missing(
+        self, states: dict[str, dict[str, LazyTensor]], reason: str | None
+    ) -> None:
+        """Parameters that lie in missing shards only: they are there, and can't be read."""
+        weights = states.get("weight", {})
+        for state, found in states.items():
+            absent = [n for n in weights if n not in found and ".local_experts." not in n]
+            if state == "weight" or not absent:
+                continue
+            if reason is None:
+                self._reading.note(f"{len(absent)} parameters have no {state} (they are frozen)")
+                continue
+            for name in absent:
+                error = RejectedError(
+                    self._folder,
+                    reason,
+                    remedy="copy the files that are missing, or convert with --weights-only",
+                    tensor=f"{name} ({state})",
+                )
+                found[name] = MissingTensor(name, weights[name].shape, "F32", error=error)
 
     def _optimizer_step(self) -> int | None:
         for path in self._listing.optimizers.values():
