@@ -6,6 +6,8 @@ tensors outside a column/row pair hold ``s / t`` positions.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
@@ -16,6 +18,9 @@ from mds_core.groups import group_rank, group_size
 from mds_core.parameter import Declaration, ParallelModule, split_evenly
 
 __all__ = ["ColumnParallelLinear", "RowParallelLinear"]
+
+Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""Input, weight and bias to their product."""
 
 _SEQUENCE = 1  # dimension of the positions in [b, s, ...]
 
@@ -52,6 +57,8 @@ class ColumnParallelLinear(ParallelModule):
         super().__init__()
         self.tp = tp
         self.sequence_parallel = sequence_parallel
+        self.multiply: Multiply = F.linear
+        """The product; a pipeline schedule puts one here whose weight gradient waits."""
         rank, size = group_rank(tp), group_size(tp)
         ranges = split_evenly(out_features, rank=rank, size=size, blocks=blocks)
         weight = Declaration(
@@ -78,7 +85,7 @@ class ColumnParallelLinear(ParallelModule):
             x = gather_partial(x, group=self.tp, dim=_SEQUENCE)
         else:
             x = copy(x, group=self.tp)
-        return F.linear(x, self.weight, self.bias)
+        return self.multiply(x, self.weight, self.bias)
 
 
 class RowParallelLinear(ParallelModule):
@@ -110,6 +117,8 @@ class RowParallelLinear(ParallelModule):
         super().__init__()
         self.tp = tp
         self.sequence_parallel = sequence_parallel
+        self.multiply: Multiply = F.linear
+        """The product; a pipeline schedule puts one here whose weight gradient waits."""
         ranges = split_evenly(in_features, rank=group_rank(tp), size=group_size(tp))
         weight = Declaration(
             global_shape=(out_features, in_features), dim=1, ranges=ranges, std=std
@@ -132,8 +141,8 @@ class RowParallelLinear(ParallelModule):
             [b, s, out], or [b, s / t, out] with sequence parallelism.
         """
         if self.tp is None:
-            return F.linear(x, self.weight, self.bias)
-        y = F.linear(x, self.weight)
+            return self.multiply(x, self.weight, self.bias)
+        y = self.multiply(x, self.weight, None)
         bias = self.bias
         if not self.sequence_parallel:
             y = reduce(y, group=self.tp)
