@@ -20,7 +20,7 @@ from mds_ckpt.read_options import ReadOptions
 from mds_ckpt.records import Namespace
 from mds_ckpt.reshard import ModelFacts
 
-__all__ = ["Degrees", "ModelReading", "read_degrees"]
+__all__ = ["Degrees", "ModelReading", "args_of", "known_name", "read_degrees"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,6 +225,9 @@ class ModelReading:
             "global_samples": state.get("global_samples"),
             "args.consumed_train_samples": args.get("consumed_train_samples"),
         }
+        schedule = state.get("lr_scheduler")
+        if isinstance(schedule, dict) and len(set(samples.values())) > 1:
+            samples["lr_scheduler.num_steps"] = schedule.get("num_steps")
         tokens = {
             "tokens": state.get("tokens"),
             "args.consumed_train_tokens": args.get("consumed_train_tokens"),
@@ -262,6 +265,18 @@ class ModelReading:
                 "loss_scaler": None,
             }
         return training
+
+
+def known_name(path: Path, named: Named | None, stored: str) -> Named:
+    """``named``; RejectedError for a stored name that has no canonical one."""
+    if named is None:
+        raise RejectedError(
+            path,
+            "its name is not one that Megatron writes",
+            remedy="tell us which code wrote it",
+            tensor=stored,
+        )
+    return named
 
 
 def _applied(state: Mapping[str, Any], step: int | None) -> int | None:

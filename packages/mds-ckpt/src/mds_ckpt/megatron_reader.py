@@ -14,7 +14,7 @@ from mds_ckpt.assemble import Assembly, Fragment, TorchSource
 from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.errors import RejectedError
 from mds_ckpt.indexed_state import IndexedError, indexed_parts, indexed_step
-from mds_ckpt.legacy_model import Degrees, ModelReading, args_of
+from mds_ckpt.legacy_model import Degrees, ModelReading, args_of, known_name
 from mds_ckpt.naming import Named, flatten
 from mds_ckpt.read_options import ReadOptions
 from mds_ckpt.records import TensorRef
@@ -204,14 +204,7 @@ class _Reader:
             return Named("embedding.word_embeddings.weight", "vocab")
         first = self._first[rank.pp, chunk]
         named = self._reading.canonical(name, first_layer=first)
-        if named is None:
-            raise RejectedError(
-                rank.file.path,
-                "its name is not one that Megatron writes",
-                remedy="tell us which code wrote it",
-                tensor=name,
-            )
-        return named
+        return known_name(rank.file.path, named, name)
 
     def _add_optimizer(self, assembly: Assembly, rank: _Rank) -> None:
         optimizer = rank.file.value.get("optimizer")

@@ -7,7 +7,7 @@ norm one, two or three behind them), so numbers alone say nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mds_ckpt.naming import Named, block_name, module_name
 
@@ -17,7 +17,6 @@ _TIED = "tied_modules."
 _WORDS = "tied_modules.embed.word_embeddings.weight"
 
 
-@dataclass(frozen=True, slots=True)
 class PipelineNames:
     """Canonical names for the keys of layer files, and for ``N.key`` in optimizer files.
 
@@ -25,23 +24,21 @@ class PipelineNames:
         files: The keys of each layer's file, by the layer's number.
     """
 
-    files: Mapping[int, Sequence[str]]
-
-    def blocks(self) -> list[int]:
-        """Numbers of the layers that are transformer blocks, in order."""
-        return [layer for layer, keys in sorted(self.files.items()) if _is_block(keys)]
+    def __init__(self, files: Mapping[int, Sequence[str]]) -> None:
+        self._files = files
+        blocks = [layer for layer, keys in sorted(files.items()) if _is_block(keys)]
+        self._blocks = {layer: number for number, layer in enumerate(blocks)}
 
     def missing_blocks(self) -> list[int]:
         """Numbers between the first and the last block that have no file."""
-        blocks = self.blocks()
+        blocks = list(self._blocks)
         return sorted(set(range(blocks[0], blocks[-1] + 1)) - set(blocks)) if blocks else []
 
     def of_file(self, layer: int, key: str) -> Named | None:
         """The canonical name of a layer file's key; None if it is unknown."""
-        keys = self.files.get(layer, ())
-        if _is_block(keys):
+        number = self._blocks.get(layer)
+        if number is not None:
             inner = block_name(key)
-            number = self.blocks().index(layer)
             return inner and replace(inner, name=f"decoder.layers.{number}.{inner.name}")
         norm = key.removeprefix("norm.")
         if norm in ("weight", "bias", "scale"):
@@ -58,7 +55,7 @@ class PipelineNames:
 
     def flat_names(self) -> Iterator[str]:
         """Every parameter as the engine calls it, but for tied ones."""
-        for layer, keys in sorted(self.files.items()):
+        for layer, keys in sorted(self._files.items()):
             for key in keys:
                 yield f"{layer}.{key}"
 

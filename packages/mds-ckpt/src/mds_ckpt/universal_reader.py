@@ -17,7 +17,7 @@ from mds_ckpt.assemble import Assembly, CastTensor, Fragment, TorchSource
 from mds_ckpt.checkpoint import Checkpoint, LazyTensor
 from mds_ckpt.deepspeed_folder import list_folder
 from mds_ckpt.errors import RejectedError
-from mds_ckpt.legacy_model import ModelReading, read_degrees
+from mds_ckpt.legacy_model import ModelReading, known_name, read_degrees
 from mds_ckpt.naming import Named
 from mds_ckpt.pipeline_names import PipelineNames
 from mds_ckpt.read_options import ReadOptions
@@ -118,14 +118,7 @@ class _Reader:
         self._pipeline = _pipeline_names(parameters)
 
     def add(self, assembly: Assembly, name: str, folder: Path) -> None:
-        named = self._canonical(name)
-        if named is None:
-            raise RejectedError(
-                folder,
-                "its name is not one that Megatron writes",
-                remedy="tell us which code wrote it",
-                tensor=name,
-            )
+        named = known_name(folder, self._canonical(name), name)
         for word, state in _STATES.items():
             path = folder / f"{word}.pt"
             if not path.exists() and state != "master":
