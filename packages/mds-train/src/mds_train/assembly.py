@@ -16,7 +16,7 @@ from mds_core.groups import Layout, ProcessGroups
 from mds_core.models import GPT
 from mds_core.sharding import ParameterShard
 from mds_data import GPTDataset, TokenStore, open_store
-from mds_train.batches import BatchReader, Samples
+from mds_train.batches import BatchReader, GuardedSamples, Samples
 from mds_train.config import TrainConfig
 from mds_train.engines.interface import Engine
 from mds_train.schedule import Schedule
@@ -75,7 +75,6 @@ def assemble(config: TrainConfig) -> Parts:
     device = choose_device(config.train.device)
     groups = _build_groups(config, world_size=world_size)
     store = open_store(Path(config.data.store))
-    _check_vocabulary(config, store)
     model = GPT(
         config.model.core(),
         groups,
@@ -124,12 +123,16 @@ def _build_groups(config: TrainConfig, *, world_size: int) -> ProcessGroups:
     return ProcessGroups.build(layout, timeout=timedelta(seconds=parallel.timeout_seconds))
 
 
-def _check_vocabulary(config: TrainConfig, store: TokenStore) -> None:
+def _guarded(dataset: Samples, config: TrainConfig, store: TokenStore) -> Samples:
+    """The same samples, checked one by one where the store does not know its vocabulary."""
+    if not store.manifest.files and not store.manifest.segments:  # a Megatron pair
+        return GuardedSamples(dataset, vocab_size=config.model.vocab_size)
     if store.vocab_size > config.model.vocab_size:
         raise ValueError(
             f"{config.data.store} was made with a vocabulary of {store.vocab_size} tokens, but "
             f"model.vocab_size is {config.model.vocab_size}; set it to {store.vocab_size}."
         )
+    return dataset
 
 
 def _reader(config: TrainConfig, store: TokenStore, *, groups: ProcessGroups) -> BatchReader:
@@ -143,7 +146,7 @@ def _reader(config: TrainConfig, store: TokenStore, *, groups: ProcessGroups) ->
         order=config.data.order,
     )
     return BatchReader(
-        dataset,
+        _guarded(dataset, config, store),
         global_batch_size=train.global_batch_size,
         micro_batch_size=train.micro_batch_size,
         rank=groups.dp_rank,
@@ -168,7 +171,7 @@ def _validation(config: TrainConfig, store: TokenStore) -> Samples | None:
             f"{config.data.seq_length} tokens; choose another data.split, shorten data.seq_length "
             f"or leave watch.eval_interval out."
         )
-    return dataset
+    return _guarded(dataset, config, store)
 
 
 def _split(config: TrainConfig, name: str) -> str | tuple[str, str]:

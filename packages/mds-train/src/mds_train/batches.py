@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mds_data import ResumableSampler
 
-__all__ = ["BatchReader", "MicroBatch", "Samples", "collate"]
+__all__ = ["BatchReader", "GuardedSamples", "MicroBatch", "Samples", "collate"]
 
 
 class Samples(Protocol):
@@ -29,6 +29,31 @@ class Samples(Protocol):
 
     def __getitem__(self, index: int, /) -> Mapping[str, Any]:
         """Arrays [s]: tokens, labels, loss_mask, position_ids."""
+
+
+class GuardedSamples:
+    """Samples of a dataset that does not say how large its ids are; too large ones are refused.
+
+    Args:
+        dataset: The samples.
+        vocab_size: The model's vocabulary.
+    """
+
+    def __init__(self, dataset: Samples, *, vocab_size: int) -> None:
+        self._dataset, self._vocab_size = dataset, vocab_size
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int, /) -> Mapping[str, Any]:
+        sample = self._dataset[index]
+        largest = max(int(sample["tokens"].max()), int(sample["labels"].max()))
+        if largest >= self._vocab_size:
+            raise ValueError(
+                f"sample {index} holds the token id {largest}, but model.vocab_size is "
+                f"{self._vocab_size}; set it to the size of the tokenizer that made the data."
+            )
+        return sample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import math
 from collections.abc import Iterator, Sequence
@@ -222,6 +223,17 @@ def _prepare_deepspeed(device: torch.device) -> None:
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
+    _import_muon_uncompiled()
+
+
+def _import_muon_uncompiled() -> None:
+    """Spare the start torch's compiler: DeepSpeed imports Muon, compiled, to ask if we use it."""
+    compile_function = deepspeed.runtime.compiler.compile
+    deepspeed.runtime.compiler.compile = lambda *_, **__: lambda function: function
+    try:
+        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+    finally:
+        deepspeed.runtime.compiler.compile = compile_function
 
 
 class _ModelParallelUnit:

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+from engine_cases import MODEL, tiny_config
+
+from mds_train.config import (
+    CheckpointConfig,
+    DataConfig,
+    LoopConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    ScheduleConfig,
+    WatchConfig,
+)
+
+
+def test_the_configuration_is_frozen_and_json_can_hold_it(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path)
+
+    with pytest.raises(FrozenInstanceError):
+        config.train.seed = 3  # type: ignore[misc]
+    assert json.loads(json.dumps(config.as_dict()))["model"]["family"] == "gpt"
+
+
+def test_the_core_configuration_is_the_table_without_the_family() -> None:
+    core = MODEL.core()
+
+    assert not hasattr(core, "family")
+    assert (core.num_layers, core.vocab_size) == (2, 100)
+
+
+@pytest.mark.parametrize(
+    ("table", "values", "message"),
+    [
+        (DataConfig, {"store": "", "seq_length": 4}, "data.store is empty"),
+        (DataConfig, {"store": "s", "seq_length": 0}, "data.seq_length is 0"),
+        (DataConfig, {"store": "s", "seq_length": 4, "split": "a,b"}, "up to three weights"),
+        (DataConfig, {"store": "s", "seq_length": 4, "order": "odd"}, "fast, megatron"),
+        (OptimizerConfig, {"beta2": 1.0}, r"optimizer.beta2 is 1.0, but it must be in \[0, 1\)"),
+        (OptimizerConfig, {"name": "sgd"}, "must be one of adamw"),
+        (ScheduleConfig, {"kind": "steps"}, "constant, linear, cosine"),
+        (ScheduleConfig, {"kind": "wsd"}, "needs schedule.wsd_decay_steps"),
+        (ParallelConfig, {"zero_stage": 4}, "must be 0, 1, 2 or 3"),
+        (ParallelConfig, {"ulysses_size": 2}, "only 1 is supported yet"),
+        (CheckpointConfig, {"load_weights_only": True}, "checkpoint.load names no checkpoint"),
+        (CheckpointConfig, {"keep_last": -1}, "must not be negative"),
+        (WatchConfig, {"log_interval": 0}, "must be greater than 0"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_would_be_right(
+    table: type, values: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        table(**values)
+
+
+@pytest.mark.parametrize("values", [{"precision": "fp16"}, {"precision": "fp8"}, {"device": "tpu"}])
+def test_a_precision_or_device_that_we_lack_is_refused(values: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"train\.(precision|device)"):
+        LoopConfig(run_dir="r", train_steps=1, global_batch_size=1, **values)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_zero_and_pipeline_stages_exclude_each_other_before_anything_starts(
+    zero_stage: int,
+) -> None:
+    assert ParallelConfig(zero_stage=zero_stage, pp_size=1).zero_stage == zero_stage
+    if zero_stage > 1:
+        with pytest.raises(ValueError, match=r"zero_stage .*pp_size 2\): use zero_stage 1"):
+            ParallelConfig(zero_stage=zero_stage, pp_size=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": {"seq_length": 17}}, "longer than model.max_position_embeddings 16"),
+        ({"schedule": {"min_lr": 1.0}}, "schedule.min_lr 1.0 is above optimizer.lr"),
+        ({"schedule": {"warmup_steps": 6}}, "leaves nothing of the 6 updates"),
+        ({"parallel": {"tp_size": 3}}, "does not divide model.num_attention_heads 4"),
+    ],
+)
+def test_tables_that_contradict_each_other_are_refused(
+    tmp_path: Path, changes: dict[str, dict[str, object]], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        tiny_config(tmp_path, **changes)
+
+
+def test_the_batch_must_divide_over_the_ranks(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path)
+
+    config.check_world(4)
+    with pytest.raises(
+        ValueError, match=r"8 is not a multiple of train.micro_batch_size 2 \* 3 data"
+    ):
+        config.check_world(3)
+
+
+def test_ranks_that_the_layout_does_not_divide_are_refused() -> None:
+    with pytest.raises(ValueError, match="5 ranks cannot be divided by tp_size 2"):
+        ParallelConfig(tp_size=2).dp_size(5)
+
+
+def test_a_run_may_end_before_its_schedule() -> None:
+    loop = LoopConfig(run_dir="r", train_steps=10, global_batch_size=1, exit_step=4)
+
+    assert loop.last_step == 4

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from engine_cases import tiny_config
+
+from mds_train.engines.deepspeed_config import deepspeed_config
+
+
+@pytest.mark.parametrize("dp_size", [1, 2, 4])
+def test_batch_sizes_multiply_up(tmp_path: Path, dp_size: int) -> None:
+    derived = deepspeed_config(tiny_config(tmp_path), dp_size=dp_size, on_cpu=True)
+
+    micro, steps = (
+        derived["train_micro_batch_size_per_gpu"],
+        derived["gradient_accumulation_steps"],
+    )
+    assert micro * steps * dp_size == derived["train_batch_size"] == 8
+
+
+@pytest.mark.parametrize(("stage", "clipping"), [(0, 0.0), (1, 1.0), (2, 1.0), (3, 1.0)])
+def test_clipping_is_always_written_and_done_once(
+    tmp_path: Path, stage: int, clipping: float
+) -> None:
+    config = tiny_config(tmp_path, parallel={"zero_stage": stage})
+
+    assert deepspeed_config(config, dp_size=1, on_cpu=True)["gradient_clipping"] == clipping
+
+
+def test_bf16_sums_gradients_in_fp32(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, train={"precision": "bf16"})
+
+    derived = deepspeed_config(config, dp_size=1, on_cpu=True)
+
+    assert derived["bf16"]["enabled"] is True
+    assert derived["data_types"] == {"grad_accum_dtype": "fp32"}
+    assert derived["communication_data_type"] == "fp32"

@@ -1,0 +1,113 @@
+"""Our losses are those of Megatron-DeepSpeed: its data, its order, its initial weights, fp32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from golden_runs import golden_folder, golden_losses, write_initial_checkpoint
+from recorded_runs import losses_of, train_and_record
+
+from mds_kernels.testing import TOLERANCES, run_ranks
+from mds_train.config import (
+    CheckpointConfig,
+    DataConfig,
+    LoopConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
+
+pytestmark = pytest.mark.timeout(300)
+
+# The original's 40 padded rows take part in its softmax, so here they are part of the vocabulary.
+GPT = ModelConfig(
+    num_layers=4,
+    hidden_size=32,
+    num_attention_heads=4,
+    vocab_size=640,
+    max_position_embeddings=64,
+)
+LLAMA = ModelConfig(
+    num_layers=4,
+    hidden_size=32,
+    num_attention_heads=4,
+    vocab_size=640,
+    max_position_embeddings=64,
+    ffn_hidden_size=96,
+    position_embedding="rope",
+    normalization="rmsnorm",
+    activation="swiglu",
+    add_bias=False,
+    tie_embeddings=False,
+)
+
+
+def golden_config(
+    folder: Path,
+    model: ModelConfig,
+    *,
+    weights: str,
+    clipping: float,
+    tp_size: int,
+    zero_stage: int,
+) -> TrainConfig:
+    """The argv of the original's runs in our words."""
+    initial = write_initial_checkpoint(folder / "initial", weights=weights, model=model)
+    return TrainConfig(
+        model=model,
+        data=DataConfig(
+            store=str(golden_folder() / "datasets" / "pydoc_text_document"),
+            seq_length=64,
+            split="90,5,5",
+            order="megatron",
+        ),
+        train=LoopConfig(
+            run_dir=str(folder / "run"),
+            train_steps=20,
+            global_batch_size=8,
+            micro_batch_size=2,
+            gradient_clipping=clipping,
+        ),
+        optimizer=OptimizerConfig(lr=3e-3, beta2=0.95, weight_decay=0.1),
+        schedule=ScheduleConfig(kind="cosine", min_lr=3e-4, warmup_steps=2),
+        parallel=ParallelConfig(tp_size=tp_size, zero_stage=zero_stage),
+        checkpoint=CheckpointConfig(load=str(initial), load_weights_only=True, save_final=False),
+    )
+
+
+@pytest.mark.parametrize(
+    ("golden", "ranks", "tp_size", "zero_stage"),
+    [
+        ("traj_tp1pp1dp1_fp32", 1, 1, 0),
+        ("trajz1_tp1pp1dp1_fp32", 1, 1, 1),
+        ("traj_tp1pp1dp2_fp32", 2, 1, 0),
+        ("traj_tp1pp1dp2_fp32", 2, 1, 2),
+        ("traj_tp2pp1dp1_fp32", 2, 2, 1),
+        ("traj_tp2pp2dp2_fp32", 4, 2, 3),
+    ],
+)
+def test_gpt_losses_are_the_originals(
+    tmp_path: Path, golden: str, ranks: int, tp_size: int, zero_stage: int
+) -> None:
+    config = golden_config(
+        tmp_path, GPT, weights="init_gpt.npz", clipping=1.0, tp_size=tp_size, zero_stage=zero_stage
+    )
+
+    losses = losses_of(run_ranks(train_and_record, ranks, config))
+
+    assert losses == pytest.approx(golden_losses(golden), abs=TOLERANCES["golden_loss_float32"])
+
+
+@pytest.mark.parametrize(("ranks", "tp_size"), [(1, 1), (4, 2)])
+def test_llama_losses_are_the_originals(tmp_path: Path, ranks: int, tp_size: int) -> None:
+    config = golden_config(
+        tmp_path, LLAMA, weights="init_llama.npz", clipping=0.0, tp_size=tp_size, zero_stage=1
+    )
+
+    losses = losses_of(run_ranks(train_and_record, ranks, config))
+
+    golden = golden_losses("trajnoclip_llama_tp1pp1dp1_fp32")
+    assert losses == pytest.approx(golden, abs=TOLERANCES["golden_loss_float32"])
