@@ -20,6 +20,7 @@ from mds_ckpt.errors import CheckpointError, RejectedError, UsageError
 from mds_ckpt.file_operations import (
     PARTIAL,
     REAL,
+    REPLACED,
     FileOperations,
     partial_path,
     remove_tree,
@@ -43,12 +44,17 @@ __all__ = [
     "publish",
     "publish_folder",
     "read_manifest",
+    "settle_replaced",
     "stage",
     "step_folders",
 ]
 
 LATEST_NAME = "latest"
 _STEP = re.compile(r"step-(0|[1-9][0-9]{0,17})")
+_REMAINS = re.compile(
+    rf"({_STEP.pattern}|{LATEST_NAME}){re.escape(PARTIAL)}[0-9a-z]{{4,32}}"
+    rf"|{_STEP.pattern}{re.escape(REPLACED)}[0-9a-z]{{4,32}}"
+)
 
 
 # One checkpoint in a folder of checkpoints ------------------------------------------------------
@@ -104,16 +110,29 @@ def publish(
 
 
 def publish_folder(partial: Path, target: Path, *, operations: FileOperations = REAL) -> None:
-    """Give a finished partial folder its name; what had the name is moved away, then removed."""
+    """Give a finished partial folder its name; what had the name is moved away, then removed.
+
+    A kill between the two renames leaves the old folder under another name:
+    :func:`settle_replaced` puts it back.
+    """
     operations.sync_folder(partial)
     old = None
     if os.path.lexists(target):
-        old = partial_path(target)
+        old = partial_path(target, kind=REPLACED)
         operations.rename(target, old)
     operations.rename(partial, target)
     operations.sync_folder(target.parent)
     if old is not None:
         remove_tree(old, operations=operations)
+
+
+def settle_replaced(old: Path, target: Path, *, operations: FileOperations = REAL) -> None:
+    """Finish a replacement that died: put the old folder back, or remove it if it has a heir."""
+    if os.path.lexists(target):
+        remove_tree(old, operations=operations)
+    else:
+        operations.rename(old, target)
+        operations.sync_folder(target.parent)
 
 
 def _replace_text(path: Path, text: str, *, operations: FileOperations) -> None:
@@ -125,19 +144,16 @@ def _replace_text(path: Path, text: str, *, operations: FileOperations) -> None:
 
 def clean(root: Path, *, operations: FileOperations = REAL) -> list[Path]:
     """Remove what interrupted saves left in ``root``, and return it. Hold :func:`lock`."""
-    remains = [entry for entry in sorted(root.iterdir()) if _is_remains(entry.name)]
+    remains = [entry for entry in sorted(root.iterdir()) if _REMAINS.fullmatch(entry.name)]
     for entry in remains:
-        if entry.is_dir() and not entry.is_symlink():
+        name, _, kept = entry.name.partition(REPLACED)
+        if kept:
+            settle_replaced(entry, root / name, operations=operations)
+        elif entry.is_dir() and not entry.is_symlink():
             remove_tree(entry, operations=operations)
         else:
             operations.remove(entry)
     return remains
-
-
-def _is_remains(name: str) -> bool:
-    stem, partial, random = name.rpartition(PARTIAL)
-    known = stem == LATEST_NAME or _STEP.fullmatch(stem)
-    return bool(partial and known and re.fullmatch(r"[0-9a-z]{4,32}", random))
 
 
 # Finding and pruning -----------------------------------------------------------------------------

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mds_ckpt.checkpoint import Checkpoint
-from mds_ckpt.commit import lock, publish_folder
+from mds_ckpt.commit import lock, publish_folder, settle_replaced
 from mds_ckpt.dtype import FLOATS
 from mds_ckpt.errors import LockedError, MachineError, UnsupportedError, UsageError
 from mds_ckpt.escape import printable
 from mds_ckpt.file_operations import (
     PARTIAL,
     REAL,
+    REPLACED,
     FileOperations,
     partial_path,
     remove_tree,
@@ -97,7 +98,10 @@ def convert(
     )
     make_plan = _planner(to)
     checkpoint = open_checkpoint(source, format=source_format)
-    check_paths(checkpoint.path, source, target, overwrite=overwrite)
+    check_apart(target, (source, checkpoint.path))
+    if not dry_run:
+        remove_remains(target, keep=checkpoint.path, operations=operations)
+    check_target(target, overwrite=overwrite)
     plan = make_plan(checkpoint, options)
     check_accounting(checkpoint, plan)
     losses: Sequence[Loss] = ()
@@ -139,19 +143,23 @@ def _planner(to: str) -> Callable[[Checkpoint, Options], Plan]:
     return planners[to]
 
 
-def check_paths(opened: Path, source: Path, target: Path, *, overwrite: bool) -> None:
-    """Refuse a target that would touch the source, or something that is no checkpoint."""
+def check_apart(target: Path, sources: Sequence[Path]) -> None:
+    """Refuse a target that is inside the source, or around it, or whose folder is missing."""
+    if target.is_symlink():
+        raise UsageError(f"{printable(str(target))} is a link; name the folder itself")
+    if not target.parent.is_dir():
+        raise UsageError(f"{printable(str(target.parent))} is not a folder; create it first")
     real = target.parent.resolve() / target.name
-    for path in {opened.resolve(), source.resolve()}:
+    for path in {source.resolve() for source in sources}:
         if real.is_relative_to(path) or path.is_relative_to(real):
             raise UsageError(
                 f"{printable(str(target))} lies inside the source, or the source inside it; "
                 f"name a folder beside it"
             )
-    if target.is_symlink():
-        raise UsageError(f"{printable(str(target))} is a link; name the folder itself")
-    if not target.parent.is_dir():
-        raise UsageError(f"{printable(str(target.parent))} is not a folder; create it first")
+
+
+def check_target(target: Path, *, overwrite: bool) -> None:
+    """Refuse a target that is there, unless it is a checkpoint that may be replaced."""
     if not target.exists():
         return
     if not overwrite:
@@ -182,7 +190,6 @@ def _write(
     options: Options,
     operations: FileOperations,
 ) -> Sequence[Loss]:
-    remove_remains(target, operations=operations)
     partial = partial_path(target)
     operations.make_folder(partial)
     try:
@@ -203,10 +210,11 @@ def _write(
     return losses
 
 
-def remove_remains(target: Path, *, operations: FileOperations = REAL) -> None:
-    """Remove what a conversion to ``target`` that died left behind; one that runs is an error."""
+def remove_remains(target: Path, *, keep: Path, operations: FileOperations = REAL) -> None:
+    """Tidy up after a conversion to ``target`` that died; one that still runs is an error."""
     for remains in sorted(target.parent.glob(f"{_literal(target.name)}{PARTIAL}*")):
-        if not remains.is_dir() or remains.is_symlink():
+        is_source = keep.resolve().is_relative_to(remains.resolve())
+        if is_source or not remains.is_dir() or remains.is_symlink():
             continue
         try:
             with lock(remains):
@@ -214,6 +222,9 @@ def remove_remains(target: Path, *, operations: FileOperations = REAL) -> None:
         except LockedError as error:
             raise LockedError(f"another conversion to {target} is running: {error}") from None
         remove_tree(remains, operations=operations)
+    for old in sorted(target.parent.glob(f"{_literal(target.name)}{REPLACED}*")):
+        if not keep.resolve().is_relative_to(old.resolve()):
+            settle_replaced(old, target, operations=operations)
 
 
 def _literal(name: str) -> str:

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 PARTIAL = ".partial-"
+"""Between the name of what is being written and a random suffix."""
+REPLACED = ".replaced-"
+"""Between the name of what is being replaced and a random suffix."""
 
 
 class FileOperations:
@@ -67,9 +70,9 @@ class FileOperations:
 REAL = FileOperations()
 
 
-def partial_path(target: Path) -> Path:
+def partial_path(target: Path, *, kind: str = PARTIAL) -> Path:
     """A fresh name beside ``target`` for writing what will become it."""
-    return target.with_name(f"{target.name}{PARTIAL}{secrets.token_hex(4)}")
+    return target.with_name(f"{target.name}{kind}{secrets.token_hex(4)}")
 
 
 def write_file(path: Path, data: bytes, *, operations: FileOperations = REAL) -> None:
