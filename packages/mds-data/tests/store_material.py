@@ -60,7 +60,16 @@ def _counted(name):
     return operation
 
 
-for _name in ("create", "sync", "sync_folder", "make_folder", "rename", "remove", "link", "overwrite"):
+for _name in (
+    "create",
+    "sync",
+    "sync_folder",
+    "make_folder",
+    "rename",
+    "remove",
+    "link",
+    "overwrite",
+):
     setattr(KilledAt, _name, _counted(_name))
 
 

@@ -134,9 +134,11 @@ def test_threads_may_share_a_store(path, row):
 
     def read(seed):
         random = np.random.default_rng(seed)
-        for start in random.integers(0, len(row) - 150, 300).tolist():
-            if (store.tokens(start, start + 150) != row[start : start + 150]).any():
-                wrong.append(start)
+        wrong.extend(
+            start
+            for start in random.integers(0, len(row) - 150, 300).tolist()
+            if (store.tokens(start, start + 150) != row[start : start + 150]).any()
+        )
 
     threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
     for thread in threads:

@@ -160,7 +160,7 @@ SHARDING = ("codecs", 0, "configuration")
     ],
 )
 def test_metadata_of_other_arrays_is_refused(path, value):
-    with pytest.raises(ManifestError, match="tokens/zarr.json: "):
+    with pytest.raises(ManifestError, match=r"tokens/zarr\.json: "):
         array_layout_from_json(alter(path, value), name="tokens/zarr.json")
 
 

@@ -10,7 +10,7 @@ from mds_data.commit import FileOperations, pending_name, replace_manifest, sett
 from mds_data.errors import StoreError
 from mds_data.folder import StoreFolder, read_manifest
 from mds_data.lock import StoreLock
-from mds_data.schema import Manifest
+from mds_data.schema import MANIFEST_NAME, Manifest
 
 __all__ = ["StoreChange"]
 
@@ -64,7 +64,7 @@ class StoreChange:
                     path.unlink(missing_ok=True)
 
     def _is_unchanged(self) -> bool:
-        """Whether the old revision is still in force: a commit may fail after the rename counted."""
+        """Whether the old revision is in force: a commit may fail after its rename counted."""
         try:
             return read_manifest(self.root)[0].revision == self.manifest.revision
         except (OSError, StoreError):
@@ -88,6 +88,7 @@ class StoreChange:
 
     def commit(self, manifest: Manifest) -> Manifest:
         """Put the new revision in force."""
+        self._written.append(self.root / pending_name(MANIFEST_NAME, revision=self.revision))
         replace_manifest(self.root, manifest, operations=self.operations)
         self._written = []
         present = StoreFolder(self.root, manifest).present

@@ -123,7 +123,6 @@ class IndexedDataset:
 
     def _manifest(self) -> Manifest:
         narrow = self.tokens.dtype.kind == "u" and self.tokens.dtype.itemsize <= 2
-        split = len(self.sizes) != self.num_documents
         return Manifest(
             uuid=f"indexed-dataset-{len(self.sizes)}-{self.tokens.size}",
             vocab_size=2 ** (8 * self.tokens.dtype.itemsize) if narrow else 2**31 - 1,
@@ -133,15 +132,20 @@ class IndexedDataset:
             counts=Counts(
                 documents=self.num_documents,
                 tokens=int(self.sizes.sum()),
-                sentences=len(self.sizes) if split else None,
+                sentences=len(self.sizes) if self.has_sentences else None,
             ),
             files={},
             producer=Producer(name="Megatron indexed dataset", version="1"),
         )
 
+    @property
+    def has_sentences(self) -> bool:
+        """Whether a document may be other than one sequence."""
+        return bool((np.diff(self.documents) != 1).any())
+
     def bounds(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Start and length of each document."""
-        if len(self.sizes) == self.num_documents and (np.diff(self.documents) == 1).all():
+        if not self.has_sentences:
             return self.starts, self.sizes
         ends = np.concatenate([[0], np.cumsum(self.sizes)])
         length = ends[self.documents[1:]] - ends[self.documents[:-1]]

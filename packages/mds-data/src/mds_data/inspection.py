@@ -177,9 +177,11 @@ def _top(counts: NDArray[np.int64], counted: int, top: int) -> tuple[TokenCount,
 
 def _samples(store: TokenStore, samples: int, tokens: int) -> tuple[SampleDocument, ...]:
     filled = np.flatnonzero(store.doc_length)
+    if not len(filled) or not samples:
+        return ()
     chosen = filled[np.unique(np.linspace(0, len(filled) - 1, samples).astype(np.int64))]
     result = []
-    for number in chosen.tolist() if len(filled) and samples else []:
+    for number in chosen.tolist():
         start, length = int(store.doc_start[number]), int(store.doc_length[number])
         ids = store.tokens(start, start + min(tokens, length))
         result.append(SampleDocument(number=number, length=length, tokens=tuple(ids.tolist())))

@@ -64,7 +64,7 @@ def import_megatron(
             fault.documents,
         )
     bounds = repaired_documents(pair) if repair else _document_bounds(pair)
-    split = len(pair.sizes) != pair.num_documents and not repair
+    split = pair.has_sentences and not repair
     with StoreWriter(
         target,
         vocab_size=largest_id(pair) + 1 if vocab_size is None else vocab_size,

@@ -359,6 +359,11 @@ def _check_readable(members: _Members, *, name: str) -> None:
         )
 
 
+def has_digest(data: bytes) -> bool:
+    """Whether the bytes of a manifest carry its own digest."""
+    return b'"digest": "' in data
+
+
 def _check_digest(members: _Members, data: bytes) -> None:
     """Compare the manifest's own digest: SHA-256 of its bytes with the digest's digits as 0."""
     if not members.has("digest"):

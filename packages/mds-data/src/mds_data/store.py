@@ -234,7 +234,9 @@ class TokenStore:
             {
                 path.split("/")[1]
                 for path in part.manifest.files
-                if path.startswith("columns/") and path.endswith("/zarr.json")
+                if path.startswith("columns/")
+                and path.endswith("/zarr.json")
+                and path.count("/") == 2
             }
             for part in self._parts
         ]

@@ -13,7 +13,7 @@ from mds_data.errors import DataError
 from mds_data.folder import StoreFolder, file_problems, open_plain_file, read_manifest
 from mds_data.indexed_dataset import find_append_eod_fault, pair_prefix, read_indexed_dataset
 from mds_data.reader import ShardedArray
-from mds_data.schema import MANIFEST_NAME, Manifest
+from mds_data.schema import MANIFEST_NAME, Manifest, Producer, has_digest
 from mds_data.store import StorePart, checked_segment
 
 __all__ = ["VerifyReport", "verify_store"]
@@ -100,10 +100,16 @@ class _Check:
 
     def store(self, root: Path, *, manifest: Manifest | None = None, depth: int = 0) -> None:
         try:
-            manifest = manifest or read_manifest(root)[0]
+            found, data = read_manifest(root)
         except DataError as error:
             self.problems.append(str(error))
             return
+        manifest = manifest or found
+        if manifest.producer.name == Producer().name and not has_digest(data):
+            self.problems.append(
+                f"{root / MANIFEST_NAME}: lacks its own digest, which mds-data writes always; "
+                f"restore it from a copy"
+            )
         before = len(self.problems)
         self._files(root, manifest)
         if len(self.problems) > before:

@@ -144,10 +144,7 @@ class StoreWriter(DocumentWriter):
         files: dict[str, FileRecord] = {}
         for array in self._arrays.values():
             files |= array.close()
-        operations = self._partial.operations
-        files["zarr.json"] = put_file(
-            self._partial.path / "zarr.json", _GROUP, operations=operations
-        )
+        files |= put_groups(self._partial, columns=bool(self._columns))
         tokenizer = self._put_tokenizer(files)
         sentences = self._arrays["sentence_length"].length if self._sentences else None
         manifest = Manifest(
@@ -257,7 +254,8 @@ def new_arrays(
     if sentences:
         documents["doc_sentences"] = _INT32
     for name, dtype in columns.items():
-        check_relative_path(name, name="column")
+        if "/" in check_relative_path(name, name="column"):
+            raise ValueError(f"the column name {name!r} must not hold a /")
         documents[f"columns/{name}"] = np.dtype(dtype).newbyteorder("<")
     arrays = {"tokens": ShardedArrayWriter(place, "tokens", layout=tokens, dimension="token")}
     for name, kind in documents.items():
