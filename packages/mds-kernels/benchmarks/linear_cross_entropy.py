@@ -1,0 +1,57 @@
+"""linear_cross_entropy at three sizes beside whole logits and torch's own chunked op.
+
+    python benchmarks/linear_cross_entropy.py [--largest] [--repeats N] [--threads N]
+
+Prints one Markdown table: medians of alternating runs, as ratios to ours, and peak memory.
+"""
+
+import argparse
+import platform
+from dataclasses import replace
+
+import torch
+
+from mds_kernels.bench import Workload, bench
+
+SIZES = (
+    Workload(tokens=256, hidden_size=256, vocab_size=16384),
+    Workload(tokens=1024, hidden_size=256, vocab_size=16384),
+    Workload(tokens=1024, hidden_size=768, vocab_size=50304),
+)
+LARGEST = Workload(tokens=4096, hidden_size=768, vocab_size=50304)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--largest", action="store_true", help="only 4096 x 768 x 50304; minutes")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+
+    print(f"torch {torch.__version__}, {platform.processor() or platform.machine()}, ", end="")
+    print(f"{arguments.threads} thread(s), {arguments.repeats} repeats\n")
+    print(
+        "| tokens x hidden x vocabulary | dtype | contestant | time / ours | peak / ours | peak MiB "
+        "| loss error |\n|---|---|---|---|---|---|---|"
+    )
+    for size in (LARGEST,) if arguments.largest else SIZES:
+        for dtype in ("float32", "bfloat16"):
+            show(replace(size, dtype=dtype, threads=arguments.threads), arguments.repeats)
+
+
+def show(workload, repeats):
+    figures = bench(workload, repeats=repeats)
+    size = f"{workload.tokens} x {workload.hidden_size} x {workload.vocab_size}"
+    ours = figures[0]
+    for figure in figures:
+        time = figure.seconds / ours.seconds
+        memory = (figure.peak_mebibytes or 0) / (ours.peak_mebibytes or 1)
+        print(
+            f"| {size} | {workload.dtype} | {figure.contestant} | {time:.2f} | {memory:.1f} "
+            f"| {figure.peak_mebibytes or 0:.0f} | {figure.loss_error:.1e} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
