@@ -11,7 +11,7 @@ import pytest
 from golden import case
 from safetensors import safe_open
 
-from mds_ckpt.convert import convert
+from mds_ckpt.conversion import convert
 from mds_ckpt.errors import RejectedError
 from mds_ckpt.formats import open_checkpoint
 from mds_ckpt.formats.megatron_legacy import open_megatron

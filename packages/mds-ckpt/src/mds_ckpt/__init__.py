@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mds_ckpt.checkpoint import Checkpoint, LazyTensor
-    from mds_ckpt.convert import Report, convert
+    from mds_ckpt.conversion import Report, convert
     from mds_ckpt.diff import compare
     from mds_ckpt.errors import (
         CheckpointError,
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from mds_ckpt.formats import open_checkpoint
-    from mds_ckpt.verify import verify
+    from mds_ckpt.verification import verify
 
 __all__ = [
     "Checkpoint",
@@ -39,13 +40,14 @@ __all__ = [
 ]
 
 # A command should not wait for what it does not use, so public names are imported at first use.
+# No module may have the name of a public function: once imported, it would take its place.
 _HOMES = (
     "mds_ckpt.errors",
     "mds_ckpt.checkpoint",
     "mds_ckpt.formats",
-    "mds_ckpt.convert",
+    "mds_ckpt.conversion",
     "mds_ckpt.diff",
-    "mds_ckpt.verify",
+    "mds_ckpt.verification",
 )
 
 
@@ -55,7 +57,8 @@ def __getattr__(name: str) -> Any:
     for home in _HOMES:
         module = import_module(home)
         if name in vars(module):
-            value = globals()[name] = vars(module)[name]
+            value = vars(module)[name]
+            setattr(sys.modules[__name__], name, value)
             return value
     raise AssertionError(f"{name} has no home")
 

@@ -152,7 +152,7 @@ def _add_verify(
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from mds_ckpt.verify import verify
+    from mds_ckpt.verification import verify
 
     verdict = verify(arguments.path, format=arguments.source_format)
     for problem in verdict.problems:
@@ -191,7 +191,7 @@ def _dtype(word: str) -> str:
 
 
 def _convert(arguments: argparse.Namespace) -> int:
-    from mds_ckpt.convert import convert
+    from mds_ckpt.conversion import convert
 
     report = convert(
         arguments.source,
