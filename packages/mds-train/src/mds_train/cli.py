@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mds_train.errors import ExitCode, UsageError, describe
+from mds_train.errors import ExitCode, InputError, UsageError, describe
 from mds_train.launch import available_cores, extensions_folder, read_environment
 from mds_train.log import logging_to
 
@@ -184,7 +184,6 @@ def _run(
     options: argparse.Namespace, rest: list[str], environment: Environment, console: Console
 ) -> int:
     from mds_train import session
-    from mds_train.config.loading import build
 
     prog = "mds-train run CONFIG.toml"
     if options.help:
@@ -193,7 +192,7 @@ def _run(
     settings = session.settings_of_new_run(path, rest, environment=environment, prog=prog)
     if options.print_config:
         return _print_config(settings)
-    config = build(settings)
+    config = session.checked_config(settings, world_size=environment.world_size)
     session.check_store(config)
     if options.dry_run:
         from mds_train.dry_run import describe_run
@@ -312,6 +311,8 @@ def _console(rank: int, *, stderr: bool = False) -> Console:
 def _report(error: BaseException, *, rank: int, debug: bool) -> int:
     """Write one sentence, or the traceback if it was asked for."""
     failure = describe(error)
+    if rank and isinstance(error, (UsageError, InputError)):
+        return failure.code  # every rank finds the same, and rank 0 says it
     if debug:
         sys.stderr.write("".join(traceback.format_exception(error)))
     else:

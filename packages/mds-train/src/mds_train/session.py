@@ -34,6 +34,7 @@ __all__ = [
     "CONFIG_FILE",
     "check_new_run",
     "check_store",
+    "checked_config",
     "perform",
     "settings_of_new_run",
     "settings_of_resumed_run",
@@ -131,6 +132,20 @@ def check_store(config: TrainConfig) -> None:
     )
 
 
+def checked_config(settings: Settings, *, world_size: int) -> TrainConfig:
+    """Make the configuration and check it against the number of ranks.
+
+    Raises:
+        InputError: If something is missing or contradictory. All ranks find the same.
+    """
+    try:
+        config = build(settings)
+        config.check_world(world_size)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    return config
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Job:
     config: TrainConfig
@@ -151,7 +166,7 @@ def perform(
         console: where rank 0 prints.
         resume: go on from the newest checkpoint of the run's folder.
     """
-    config = build(settings)
+    config = checked_config(settings, world_size=environment.world_size)
     job = _Job(
         config=config, settings=settings, environment=environment, console=console, resume=resume
     )

@@ -22,6 +22,8 @@ def test_scalars_stand_by_steps_and_by_tokens_and_a_resume_supersedes(tmp_path: 
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run(tmp_path, first=0, last=5, loss=4.0)
+    for file in tmp_path.glob("*/events*"):  # as if it were older, which its name says
+        file.rename(file.with_name(file.name.replace(".tfevents.", ".tfevents.0")))
     run(tmp_path, first=3, last=4, loss=2.0)
 
     expected = [4.0, 4.0, 4.0, 2.0]

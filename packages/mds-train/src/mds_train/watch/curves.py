@@ -61,13 +61,20 @@ def draw_curves(
 def terminal_curves(history: History, *, width: int = 80) -> str:
     """Draw training and validation loss as text with rich markup."""
     steps, losses = _series(history.train, "loss")
-    lines = [Line(label="training loss", x=steps, y=smooth(losses, weight=0.6), style="blue")]
+    lines = [
+        Line(label="training loss", x=steps, y=smooth(losses, weight=_weight(losses)), style="blue")
+    ]
     validation_steps, validation_losses = _series(history.validation, "loss")
     if validation_steps:
         lines.append(
             Line(label="validation loss", x=validation_steps, y=validation_losses, style="red")
         )
     return plot(lines, width=min(width, 100), x_label="step")
+
+
+def _weight(values: Sequence[float]) -> float:
+    """Smooth over about a fortieth of the run: enough to see the course, too little to lag."""
+    return 1 - 1 / max(2, len(values) / 40)
 
 
 def _series(entries: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
@@ -79,7 +86,13 @@ def _series(entries: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], 
 def _draw_loss(axes: Axes, history: History, *, unigram_entropy: float | None) -> None:
     steps, losses = _series(history.train, "loss")
     axes.plot(steps, losses, color=_TRAIN, alpha=0.25, linewidth=1)
-    axes.plot(steps, smooth(losses), color=_TRAIN, linewidth=1.8, label="training (smoothed)")
+    axes.plot(
+        steps,
+        smooth(losses, weight=_weight(losses)),
+        color=_TRAIN,
+        linewidth=1.8,
+        label="training (smoothed)",
+    )
     _draw_validation(axes, history)
     if unigram_entropy is not None:
         axes.axhline(unigram_entropy, color=_QUIET, linewidth=1, linestyle=(0, (4, 3)))
@@ -115,7 +128,7 @@ def _draw_validation(axes: Axes, history: History) -> None:
     axes.annotate(
         f"{losses[-1]:.3f}",
         xy=(steps[-1], losses[-1]),
-        xytext=(0, -14),
+        xytext=(0, 7),
         textcoords="offset points",
         ha="right",
         fontsize=9,
