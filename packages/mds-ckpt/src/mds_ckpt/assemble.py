@@ -186,8 +186,9 @@ class Assembly:
 
     def _shard(self, named: Named, fragment: Fragment) -> Shard:
         try:
-            tp_size = fragment.tp_size or self._facts.tp_size
-            facts = replace(self._facts, tp_size=tp_size)
+            facts = self._facts
+            if fragment.tp_size is not None:
+                facts = replace(facts, tp_size=fragment.tp_size)
             return shard_of(named, fragment.local_shape, fragment.tp_rank, facts)
         except (ValueError, IndexError) as error:
             remedy = "check the stored arguments against the tensors"

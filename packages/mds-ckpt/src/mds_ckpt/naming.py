@@ -8,10 +8,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal
 
-__all__ = ["Named", "Sharing", "block_name", "canonical_name", "flatten", "module_name"]
+__all__ = [
+    "Named",
+    "Sharing",
+    "block_name",
+    "canonical_name",
+    "flatten",
+    "megatron_order",
+    "module_name",
+    "stored_block_name",
+    "stored_module_name",
+]
 
 Sharing = Literal["replicated", "column", "row", "vocab", "qkv", "query", "key_value", "gated"]
 """How ranks share a parameter: rows of the output, columns of the input, or a special row order."""
@@ -120,6 +131,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield name, value
 
 
+@lru_cache(maxsize=4096)
 def block_name(suffix: str, *, has_cross_attention: bool = False) -> Named | None:
     """The canonical rest of a name inside a transformer block; None if it is unknown."""
     suffix = re.sub(r"^attention\.", "self_attention.", suffix)
@@ -183,3 +195,75 @@ def canonical_name(
 def module_name(name: str) -> Named | None:
     """The canonical name of a parameter outside the blocks."""
     return _EMBEDDING.get(name.removeprefix("embedding.")) or _HEADS.get(name)
+
+
+_STORED: Mapping[str, tuple[str, Sharing, Sharing]] = MappingProxyType(
+    {
+        "self_attention.linear_qkv": ("self_attention.query_key_value", "qkv", "qkv"),
+        "self_attention.linear_proj": ("self_attention.dense", "row", "replicated"),
+        "cross_attention.linear_q": ("inter_attention.query", "column", "column"),
+        "cross_attention.linear_kv": ("inter_attention.key_value", "column", "column"),
+        "cross_attention.linear_proj": ("inter_attention.dense", "row", "replicated"),
+        "mlp.linear_fc1": ("mlp.dense_h_to_4h", "gated", "gated"),
+        "mlp.linear_fc2": ("mlp.dense_4h_to_h", "row", "replicated"),
+        "input_layernorm": ("input_layernorm", "replicated", "replicated"),
+        "pre_mlp_layernorm": ("post_attention_layernorm", "replicated", "replicated"),
+        "pre_cross_attn_layernorm": ("post_attention_layernorm", "replicated", "replicated"),
+    }
+)
+
+
+def stored_block_name(rest: str, *, has_cross_attention: bool = False) -> tuple[str, Named] | None:
+    """How Megatron calls a parameter inside a block, and how ranks share it; None if it can't."""
+    module, _, part = rest.rpartition(".")
+    if module not in _STORED or part not in ("weight", "bias"):
+        return None
+    stored, weight, bias = _STORED[module]
+    if has_cross_attention and module == "pre_mlp_layernorm":
+        stored = "post_inter_attention_layernorm"
+    return f"{stored}.{part}", Named(rest, weight if part == "weight" else bias)
+
+
+def stored_module_name(name: str) -> tuple[str, Named] | None:
+    """How Megatron calls a parameter outside the blocks, below ``language_model`` where it is."""
+    for stored, named in _EMBEDDING.items():
+        if named.name == name and named.sharing != "column":
+            return f"language_model.embedding.{stored}", named
+    for stored, named in _HEADS.items():
+        is_inner = stored.startswith(("output_layer", "pooler"))
+        if named.name == name and not stored.startswith(("lm_head.weight", "final_linear")):
+            return (f"language_model.{stored}" if is_inner else stored), named
+    return None
+
+
+_STACKS = ("encoder", "decoder")
+_AFTER = ("pooler", "output_layer", "lm_head", "binary_head")
+_IN_BLOCK = (
+    "input_layernorm",
+    "self_attention",
+    "pre_cross_attn_layernorm",
+    "cross_attention",
+    "pre_mlp_layernorm",
+    "mlp",
+)
+
+
+def megatron_order(name: str) -> tuple[int, ...]:
+    """A sort key: the order in which Megatron's modules register their parameters."""
+    parts = name.split(".")
+    is_bias = int(parts[-1] == "bias")
+    if parts[0] == "embedding":
+        tables = ("word_embeddings", "position_embeddings", "tokentype_embeddings")
+        return 0, tables.index(parts[1]) if parts[1] in tables else len(tables), is_bias
+    if parts[0] in _STACKS:
+        stack = 1 + _STACKS.index(parts[0])
+        if parts[1] != "layers":
+            return stack, 1 << 30, is_bias
+        place = _IN_BLOCK.index(parts[3]) if parts[3] in _IN_BLOCK else len(_IN_BLOCK)
+        module = ".".join(parts[3:-1])
+        inner = list(_STORED).index(module) if module in _STORED else len(_STORED)
+        return stack, int(parts[2]), place, inner, is_bias
+    after = _AFTER.index(parts[0]) if parts[0] in _AFTER else len(_AFTER)
+    # A BERT head registers its own bias before its dense layer; output_layer.bias is that bias.
+    first = parts[0] == "output_layer" and is_bias
+    return 3, _AFTER.index("lm_head") if first else after, 0 if first else 1, is_bias

@@ -7,16 +7,16 @@ its values when its turn comes, so memory holds one at a time.
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
 from mds_ckpt.dtype import dtype_name
+from mds_ckpt.file_operations import REAL, FileOperations
 from mds_ckpt.records import EnumRecord, Global, Namespace, NumpyArray, Opaque, TorchDtype
 from mds_ckpt.zip_writer import ZipWriter
 
@@ -65,26 +65,37 @@ def size(shape: Sequence[int]) -> Opaque:
     return Opaque(Global("torch", "Size"), (tuple(shape),))
 
 
-def save_torch_file(path: Path, value: Any) -> None:
+def save_torch_file(path: Path, value: Any, *, operations: FileOperations = REAL) -> None:
     """Write ``value`` as ``torch.save`` would. Refuses to replace a file; fsyncs at the end.
 
     Args:
         path: The new file.
         value: Containers, numbers, strings, records of ``mds_ckpt.records``, arrays.
+        operations: The disk.
     """
     pickler = _Pickler()
     pickler.write(value)
     data = b"\x80\x02" + b"".join(pickler.parts) + b"."
-    with path.open("xb") as stream:
-        writer = ZipWriter(stream, root=path.stem or "archive")
+    with operations.create(path) as stream:
+        writer = ZipWriter(_Disk(stream, operations), root=path.stem or "archive")
         writer.add("data.pkl", [data])
         writer.add("byteorder", [b"little"])
         for key, array in enumerate(pickler.arrays):
             writer.add(f"data/{key}", _blocks(array))
         writer.add("version", [b"3\n"])
         writer.close()
-        stream.flush()
-        os.fsync(stream.fileno())
+        operations.sync(stream)
+
+
+class _Disk:
+    """A file as the zip writer sees it; every write goes through the operations."""
+
+    def __init__(self, stream: BinaryIO, operations: FileOperations) -> None:
+        self._stream = stream
+        self._operations = operations
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._operations.write(self._stream, memoryview(data))
 
 
 def _blocks(array: np.ndarray[Any, np.dtype[Any]] | ArrayLike) -> Sequence[memoryview]:

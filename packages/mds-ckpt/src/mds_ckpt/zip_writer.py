@@ -5,49 +5,58 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Sequence
-from typing import BinaryIO
+from typing import Protocol
 
 __all__ = ["ZipWriter"]
 
 _ALIGNMENT = 64
 
 
+class Output(Protocol):
+    """Where the bytes go, in order."""
+
+    def write(self, data: bytes | memoryview) -> object:
+        """Append ``data``."""
+
+
 class ZipWriter:
     """Stored members with aligned data, sizes and checksums behind them, and a zip64 directory."""
 
-    def __init__(self, stream: BinaryIO, *, root: str) -> None:
+    def __init__(self, stream: Output, *, root: str) -> None:
         self._stream = stream
         self._root = root
+        self._at = 0
         self._entries: list[tuple[bytes, int, int, int]] = []
+
+    def _write(self, data: bytes | memoryview) -> None:
+        self._stream.write(data)
+        self._at += len(data)
 
     def add(self, name: str, blocks: Sequence[bytes | memoryview]) -> None:
         """Write one member, its content in blocks."""
         raw = f"{self._root}/{name}".encode()
-        at = self._stream.tell()
+        at = self._at
         padding = -(at + 30 + len(raw) + 4) % _ALIGNMENT
         extra = struct.pack("<2s H", b"FB", padding) + b"Z" * padding
         header = struct.pack(
             "<4s5H3I2H", b"PK\x03\x04", 0, 0x0808, 0, 0, 0, 0, 0, 0, len(raw), len(extra)
         )
-        self._stream.write(header + raw + extra)
+        self._write(header + raw + extra)
         crc = count = 0
         for block in blocks:
-            self._stream.write(block)
+            self._write(block)
             crc, count = zlib.crc32(block, crc), count + len(block)
         is_wide = count >= 0xFFFFFFFF
-        self._stream.write(
-            struct.pack("<4sI2Q" if is_wide else "<4s3I", b"PK\x07\x08", crc, count, count)
-        )
+        self._write(struct.pack("<4sI2Q" if is_wide else "<4s3I", b"PK\x07\x08", crc, count, count))
         self._entries.append((raw, at, count, crc))
 
     def close(self) -> None:
         """Write the directory; the stream stays open."""
-        start = self._stream.tell()
-        for raw, at, count, crc in self._entries:
-            self._stream.write(_central_entry(raw, at, count, crc))
-        end = self._stream.tell()
+        start = self._at
+        self._write(b"".join(_central_entry(*entry) for entry in self._entries))
+        end = self._at
         number, length = len(self._entries), end - start
-        self._stream.write(
+        self._write(
             struct.pack("<4sQ2H2I4Q", b"PK\x06\x06", 44, 0, 45, 0, 0, number, number, length, start)
             + struct.pack("<4sIQI", b"PK\x06\x07", 0, end, 1)
             + struct.pack(

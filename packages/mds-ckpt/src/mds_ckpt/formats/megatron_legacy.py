@@ -8,6 +8,7 @@ from pathlib import Path
 from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.errors import RejectedError
 from mds_ckpt.formats import Format, Problem, read_every_tensor
+from mds_ckpt.plan import Options, Plan
 from mds_ckpt.read_options import ReadOptions
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -68,10 +69,18 @@ def check(checkpoint: Checkpoint, data: bool) -> Iterator[Problem]:  # noqa: FBT
     yield from read_every_tensor(checkpoint, data)
 
 
+def plan_megatron(checkpoint: Checkpoint, options: Options) -> Plan:
+    """How to write a checkpoint for Megatron, to one rank."""
+    from mds_ckpt.writers.megatron import plan
+
+    return plan(checkpoint, options)
+
+
 FORMAT = Format(
     name="megatron",
     title="Megatron checkpoint",
     detect=detect,
     open=open_megatron,
+    plan=plan_megatron,
     check=check,
 )
