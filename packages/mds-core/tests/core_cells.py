@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from unittest import mock
 
 import torch
@@ -76,6 +76,27 @@ class Cell:
     """Start from larger values than usual: a barely trained model hides mistakes."""
     broken: str | None = None
     """Name of a collective whose communication in the backward pass is left out."""
+
+
+DROPPING = {"hidden_dropout": 0.2, "attention_dropout": 0.3}
+CELLS = {
+    "gpt": Cell(config=GPT2),
+    "gpt-dropout": Cell(config=replace(GPT2, **DROPPING)),
+    "gpt-sequence-parallel-dropout-full": Cell(
+        config=replace(GPT2, **DROPPING),
+        execution=Execution(sequence_parallel=True, recompute="full"),
+    ),
+    "llama-gqa": Cell(config=LLAMA_GQA),
+    "llama-gqa-sequence-parallel-selective": Cell(
+        config=LLAMA_GQA, execution=Execution(sequence_parallel=True, recompute="selective")
+    ),
+    "qwen3": Cell(config=QWEN3),
+    "gpt-fp32": Cell(config=GPT2, dtype=torch.float32),
+    "llama-gqa-fp32": Cell(config=LLAMA_GQA, dtype=torch.float32),
+}
+BROKEN = {"broken": Cell(config=LLAMA_GQA, broken="_Copy", steps=1)}
+TP4 = {name: CELLS[name] for name in ("gpt-sequence-parallel-dropout-full", "llama-gqa")}
+ALL = CELLS | BROKEN
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from core_cells import AdamW, Cell, Trace, whole
+from core_cells import GPT2, LLAMA_GQA, AdamW, Cell, Trace, whole
+from torch.utils.flop_counter import FlopCounterMode
 
+from mds_core.config import Execution
 from mds_core.groups import Layout, ProcessGroups
 from mds_core.partition import stages_of
-from mds_core.pipeline import Pipeline
+from mds_core.pipeline import SCHEDULES, Pipeline
 
 ROWS, LENGTH = 8, 16
 
@@ -24,6 +26,25 @@ class PipelineCell:
     micro_batches: int = 4
     lengths: tuple[int, ...] = (LENGTH, LENGTH, LENGTH)
     """Sequence length of each step."""
+    broken: bool = False
+    """Leave out the sum of a tied table's gradients over its two stages."""
+
+
+DEEP = replace(GPT2, num_layers=4, hidden_dropout=0.2)
+DEEP_LLAMA = replace(LLAMA_GQA, num_layers=5)
+CELLS = {name: PipelineCell(cell=Cell(config=DEEP), schedule=name) for name in SCHEDULES} | {
+    "uneven": PipelineCell(cell=Cell(config=DEEP_LLAMA), sizes=(4, 1)),
+    "uneven-zb-v": PipelineCell(cell=Cell(config=DEEP_LLAMA), schedule="zb-v", sizes=(1, 2, 1, 1)),
+    "lengths": PipelineCell(cell=Cell(config=DEEP), lengths=(LENGTH, 10, LENGTH)),
+    "recompute": PipelineCell(
+        cell=Cell(config=DEEP, execution=Execution(recompute="full")), schedule="zb-h1"
+    ),
+}
+TP2 = {
+    "tp2-1f1b": PipelineCell(cell=Cell(config=DEEP, execution=Execution(sequence_parallel=True))),
+    "tp2-zb-h1": PipelineCell(cell=Cell(config=DEEP_LLAMA), schedule="zb-h1"),
+}
+ALL = CELLS | {"unsummed": PipelineCell(cell=Cell(config=DEEP), lengths=(LENGTH,), broken=True)}
 
 
 def big_batch(config, step: int, length: int = LENGTH) -> dict[str, torch.Tensor]:
@@ -38,11 +59,9 @@ def big_batch(config, step: int, length: int = LENGTH) -> dict[str, torch.Tensor
     }
 
 
-def train_pipeline(pipeline_cell: PipelineCell, layout: Layout) -> dict:
-    """Steps of plain AdamW; returns the losses and this rank's stages, joined over tp."""
-    cell = pipeline_cell.cell
-    sizes = pipeline_cell.sizes
-    pipeline = Pipeline(
+def build_pipeline(pipeline_cell: PipelineCell, layout: Layout) -> Pipeline:
+    cell, sizes = pipeline_cell.cell, pipeline_cell.sizes
+    return Pipeline(
         cell.config,
         ProcessGroups.build(layout),
         micro_batches=pipeline_cell.micro_batches,
@@ -52,6 +71,14 @@ def train_pipeline(pipeline_cell: PipelineCell, layout: Layout) -> dict:
         dtype=cell.dtype,
         execution=cell.execution,
     )
+
+
+def train_pipeline(pipeline_cell: PipelineCell, layout: Layout) -> dict:
+    """Steps of plain AdamW; returns the losses and this rank's stages, joined over tp."""
+    cell = pipeline_cell.cell
+    pipeline = build_pipeline(pipeline_cell, layout)
+    if pipeline_cell.broken:
+        pipeline._sum_tied_gradients = lambda: None
     parameters = pipeline.canonical_parameters()
     with torch.no_grad():
         for parameter in parameters.values():
@@ -98,3 +125,20 @@ def joined(ranks: list[dict]) -> Trace:
                     known = getattr(trace, kind)[step].setdefault(name, tensor)
                     assert torch.equal(known, tensor), f"{name} differs between ranks"
     return trace
+
+
+def count_all(layout: Layout) -> dict[str, dict]:
+    """Operations of the matrix products of a step, and gradients after one and two steps."""
+    counts = {}
+    for recompute in ("none", "full"):
+        for schedule in ("1f1b", "zb-h1"):
+            cell = Cell(config=DEEP, execution=Execution(recompute=recompute))
+            pipeline = build_pipeline(PipelineCell(cell=cell, schedule=schedule), layout)
+            batch = big_batch(DEEP, 0)
+            with FlopCounterMode(display=False) as counter:
+                pipeline.step(**batch)
+            counts[f"{schedule}/{recompute}"] = counter.get_total_flops()
+    table = pipeline.canonical_parameters()["embedding.word_embeddings.weight"]
+    once = table.grad.clone()
+    pipeline.step(**batch)
+    return {"flops": counts, "accumulated": (once, table.grad)}

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
+from group_reports import WANTED
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mds_core import collectives
 from mds_core.groups import Layout, ProcessGroups, group_rank, group_size
 from mds_core.parameter import split_evenly
-from mds_kernels.testing import run_ranks
 
 SIZES = st.integers(1, 3)
 
@@ -58,9 +57,8 @@ def test_a_layout_of_another_size_than_the_world_is_refused() -> None:
         ProcessGroups.build(Layout(tp_size=2, dp_size=2))
 
 
-def test_groups_and_collectives_on_four_ranks() -> None:
-    reports = run_ranks(report_all, 4)
-
+def test_groups_and_collectives_on_four_ranks(four_ranks) -> None:
+    reports = four_ranks
     first = [report["tp2dp2"] for report in reports]
     assert [r["tp"] for r in first] == [[0, 1], [0, 1], [2, 3], [2, 3]]
     assert [r["dp"] for r in first] == [[0, 2], [1, 3], [0, 2], [1, 3]]
@@ -81,81 +79,6 @@ def test_groups_and_collectives_on_four_ranks() -> None:
             assert torch.equal(report[name][0], forward(rank)), f"{name} on rank {rank}"
             assert torch.equal(report[name][1], gradient(rank)), f"backward of {name}"
     assert all("does not divide into 4 equal slices" in r["uneven"] for r in reports)
-
-
-def input_of(rank: int) -> torch.Tensor:
-    """[2, 8, 1] numbers that name rank and place."""
-    return (torch.arange(16.0).view(2, 8, 1) + 100 * rank).double()
-
-
-def gradient_of(rank: int, shape: torch.Size) -> torch.Tensor:
-    return (torch.arange(float(shape.numel())).view(shape) * (rank + 1)).double()
-
-
-def total(make) -> torch.Tensor:
-    return sum(make(rank) for rank in range(4))
-
-
-ALL = torch.cat([input_of(rank) for rank in range(4)], dim=1)
-WIDE, NARROW = torch.Size([2, 32, 1]), torch.Size([2, 2, 1])
-FULL = torch.Size([2, 8, 1])
-WANTED = {
-    "copy": (input_of, lambda _: total(lambda r: gradient_of(r, FULL))),
-    "reduce": (lambda _: total(input_of), lambda rank: gradient_of(rank, FULL)),
-    "gather": (lambda _: ALL, lambda rank: gradient_of(rank, WIDE).chunk(4, 1)[rank]),
-    "scatter": (
-        lambda rank: input_of(rank).chunk(4, 1)[rank],
-        lambda _: torch.cat([gradient_of(r, NARROW) for r in range(4)], 1),
-    ),
-    "gather_partial": (
-        lambda _: ALL,
-        lambda rank: total(lambda r: gradient_of(r, WIDE)).chunk(4, 1)[rank],
-    ),
-    "reduce_scatter": (
-        lambda rank: total(input_of).chunk(4, 1)[rank],
-        lambda _: torch.cat([gradient_of(r, NARROW) for r in range(4)], 1),
-    ),
-}
-"""Of each collective: its result and its input's gradient, by rank."""
-
-
-def report_all() -> dict:
-    """Run on each rank: its groups under several layouts, and every collective."""
-    layouts = {
-        "tp2dp2": Layout(tp_size=2, dp_size=2, ep_size=2),
-        "tp2pp2": Layout(tp_size=2, pp_size=2),
-        "pp4": Layout(pp_size=4),
-        "ulysses2dp2": Layout(ulysses_size=2, dp_size=2),
-        "tp4": Layout(tp_size=4),
-    }
-    built = {name: ProcessGroups.build(layout) for name, layout in layouts.items()}
-    axes = ["tp", "pp", "dp", "ulysses", "ep", "dp_ulysses", "expert_dp", "model", "embedding"]
-    found = {
-        name: {axis: ranks_of(getattr(groups, axis)) for axis in axes}
-        for name, groups in built.items()
-    }
-    group = built["tp4"].tp
-    return (
-        found | {name: run_collective(name, group) for name in WANTED} | {"uneven": uneven(group)}
-    )
-
-
-def ranks_of(group) -> list[int] | None:
-    return None if group is None else dist.get_process_group_ranks(group)
-
-
-def run_collective(name: str, group) -> tuple[torch.Tensor, torch.Tensor]:
-    x = input_of(group.rank()).requires_grad_()
-    dim = {} if name in ("copy", "reduce") else {"dim": 1}
-    y = getattr(collectives, name)(x, group=group, **dim)
-    y.backward(gradient_of(group.rank(), y.shape))
-    return y.detach(), x.grad
-
-
-def uneven(group) -> str:
-    with pytest.raises(ValueError, match="slices") as caught:
-        collectives.scatter(torch.zeros(3, 6), group=group, dim=1)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("name", WANTED)

@@ -6,30 +6,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from core_cells import GPT2, LLAMA_GQA, AdamW, Cell, Trace, build, whole
-from pipeline_cells import LENGTH, PipelineCell, big_batch, joined, train_pipelines
+from core_cells import GPT2, AdamW, Trace, build, whole
+from pipeline_cells import CELLS, TP2, PipelineCell, big_batch, joined
 
 from mds_core.config import Execution
 from mds_core.groups import Layout, ProcessGroups
 from mds_core.models import GPT
 from mds_core.pipeline import SCHEDULES, Pipeline
 from mds_core.rng import DropoutKey
-from mds_kernels.testing import TOLERANCES, relative_error, run_ranks
-
-DEEP = replace(GPT2, num_layers=4, hidden_dropout=0.2)
-DEEP_LLAMA = replace(LLAMA_GQA, num_layers=5)
-CELLS = {name: PipelineCell(cell=Cell(config=DEEP), schedule=name) for name in SCHEDULES} | {
-    "uneven": PipelineCell(cell=Cell(config=DEEP_LLAMA), sizes=(4, 1)),
-    "uneven-zb-v": PipelineCell(cell=Cell(config=DEEP_LLAMA), schedule="zb-v", sizes=(1, 2, 1, 1)),
-    "lengths": PipelineCell(cell=Cell(config=DEEP), lengths=(LENGTH, 10, LENGTH)),
-    "recompute": PipelineCell(
-        cell=Cell(config=DEEP, execution=Execution(recompute="full")), schedule="zb-h1"
-    ),
-}
-TP2 = {
-    "tp2-1f1b": PipelineCell(cell=Cell(config=DEEP, execution=Execution(sequence_parallel=True))),
-    "tp2-zb-h1": PipelineCell(cell=Cell(config=DEEP_LLAMA), schedule="zb-h1"),
-}
+from mds_kernels.testing import TOLERANCES, relative_error
 
 
 def one_process(pipeline_cell: PipelineCell) -> tuple[Trace, float]:
@@ -54,16 +39,6 @@ def one_process(pipeline_cell: PipelineCell) -> tuple[Trace, float]:
     return trace, model.eval()(**batch)
 
 
-@pytest.fixture(scope="module")
-def two_stages() -> list[dict]:
-    return run_ranks(train_pipelines, 2, CELLS, Layout(pp_size=2))
-
-
-@pytest.fixture(scope="module")
-def two_by_two() -> list[dict]:
-    return run_ranks(train_pipelines, 4, TP2, Layout(tp_size=2, pp_size=2))
-
-
 def check(pipeline_cell: PipelineCell, ranks: list[dict]) -> None:
     actual = joined(ranks)
     expected, evaluated = one_process(pipeline_cell)
@@ -82,20 +57,43 @@ def check(pipeline_cell: PipelineCell, ranks: list[dict]) -> None:
 
 
 @pytest.mark.parametrize("name", CELLS)
-def test_two_stages_train_what_one_process_trains(name, two_stages) -> None:
-    check(CELLS[name], [rank[name] for rank in two_stages])
+def test_two_ranks_train_what_one_process_trains(name, two_ranks) -> None:
+    check(CELLS[name], [rank[name] for rank in two_ranks])
 
 
 @pytest.mark.parametrize("name", TP2)
-def test_two_stages_of_two_ranks_train_what_one_process_trains(name, two_by_two) -> None:
-    check(TP2[name], [rank[name] for rank in two_by_two])
+def test_two_ranks_of_two_ranks_train_what_one_process_trains(name, four_ranks) -> None:
+    check(TP2[name], [rank[name] for rank in four_ranks])
 
 
-def test_a_tied_table_is_owned_once(two_stages) -> None:
+def test_the_check_fails_when_the_tied_gradients_are_not_summed(two_ranks) -> None:
     name = "embedding.word_embeddings.weight"
-    assert [rank["1f1b"]["copies"] for rank in two_stages] == [frozenset(), frozenset({name})]
-    assert [rank["zb-v"]["copies"] for rank in two_stages] == [frozenset(), frozenset()]
-    assert [rank["uneven"]["copies"] for rank in two_stages] == [frozenset(), frozenset()]
+    reference = one_process(CELLS["1f1b"])[0].gradients[0][name]
+
+    for rank in two_ranks:
+        broken = rank["unsummed"]["trace"].gradients[0][name]
+        assert relative_error(broken, reference) > 1e-3
+
+
+def test_waiting_weight_gradients_and_recomputation_repeat_no_matrix_product(two_ranks) -> None:
+    flops = {name: sum(rank["flops"][name] for rank in two_ranks) for name in two_ranks[0]["flops"]}
+
+    assert flops["zb-h1/none"] == flops["1f1b/none"]
+    assert flops["zb-h1/full"] == flops["1f1b/full"]
+    assert flops["1f1b/full"] == pytest.approx(4 / 3 * flops["1f1b/none"])  # one more forward
+
+
+def test_gradients_of_two_steps_add_up_also_for_a_tied_table(two_ranks) -> None:
+    for rank in two_ranks:
+        once, twice = rank["accumulated"]
+        torch.testing.assert_close(twice, 2 * once)
+
+
+def test_a_tied_table_is_owned_once(two_ranks) -> None:
+    name = "embedding.word_embeddings.weight"
+    assert [rank["1f1b"]["copies"] for rank in two_ranks] == [frozenset(), frozenset({name})]
+    assert [rank["zb-v"]["copies"] for rank in two_ranks] == [frozenset(), frozenset()]
+    assert [rank["uneven"]["copies"] for rank in two_ranks] == [frozenset(), frozenset()]
 
 
 def test_a_pipeline_of_one_rank_and_a_whole_model_on_several_are_refused() -> None:

@@ -1,0 +1,27 @@
+"""All that the tests want from several ranks, so that each number of ranks starts once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import core_cells
+import group_reports
+import pipeline_cells
+
+from mds_core.groups import Layout
+
+
+def on_two_ranks() -> dict[str, Any]:
+    return (
+        core_cells.train_all(core_cells.ALL, Layout(tp_size=2))
+        | pipeline_cells.train_pipelines(pipeline_cells.ALL, Layout(pp_size=2))
+        | pipeline_cells.count_all(Layout(pp_size=2))
+    )
+
+
+def on_four_ranks() -> dict[str, Any]:
+    return (
+        group_reports.report_all()
+        | core_cells.train_all(core_cells.TP4, Layout(tp_size=4))
+        | pipeline_cells.train_pipelines(pipeline_cells.TP2, Layout(tp_size=2, pp_size=2))
+    )
