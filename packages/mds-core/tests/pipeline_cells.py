@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from unittest import mock
 
 import torch
 from core_cells import GPT2, LLAMA_GQA, AdamW, Cell, Trace, whole
+from torch.distributed.pipelining import PipelineStage
 from torch.utils.flop_counter import FlopCounterMode
 
 from mds_core.config import Execution
@@ -142,3 +144,34 @@ def count_all(layout: Layout) -> dict[str, dict]:
     once = table.grad.clone()
     pipeline.step(**batch)
     return {"flops": counts, "accumulated": (once, table.grad)}
+
+
+def ran_all(layout: Layout) -> dict[str, dict]:
+    """The passes of one step of every schedule, as torch's stages really ran them."""
+    ran = {}
+    for name in SCHEDULES:
+        pipeline = build_pipeline(CELLS[name], layout)
+        steps: list[tuple[str, int, int]] = []
+        with (
+            mock.patch.object(PipelineStage, "forward_one_chunk", recorder(steps, "F")),
+            mock.patch.object(PipelineStage, "backward_one_chunk", recorder(steps, "B")),
+            mock.patch.object(PipelineStage, "backward_weight_one_chunk", recorder(steps, "W")),
+        ):
+            pipeline.step(**big_batch(DEEP, 0))
+        ran[name] = steps
+    return {"ran": ran}
+
+
+def recorder(steps: list, kind: str):
+    method = {
+        "F": PipelineStage.forward_one_chunk,
+        "B": PipelineStage.backward_one_chunk,
+        "W": PipelineStage.backward_weight_one_chunk,
+    }[kind]
+
+    def record(self, chunk, *arguments, **options):
+        split = kind == "B" and not options.get("full_backward", True)
+        steps.append(("I" if split else kind, self.stage_index, chunk))
+        return method(self, chunk, *arguments, **options)
+
+    return record

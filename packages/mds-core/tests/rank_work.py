@@ -16,6 +16,7 @@ def on_two_ranks() -> dict[str, Any]:
         core_cells.train_all(core_cells.ALL, Layout(tp_size=2))
         | pipeline_cells.train_pipelines(pipeline_cells.ALL, Layout(pp_size=2))
         | pipeline_cells.count_all(Layout(pp_size=2))
+        | pipeline_cells.ran_all(Layout(pp_size=2))
     )
 
 
