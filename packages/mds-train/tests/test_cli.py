@@ -176,6 +176,18 @@ def test_what_is_wrong_is_one_sentence_and_an_exit_code(
     assert "Traceback" not in message
 
 
+def test_what_all_ranks_find_is_said_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (("RANK", "1"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, text)
+    monkeypatch.setenv("MASTER_PORT", "1")
+
+    assert cli.main(["run", "nowhere.toml"]) == 3
+
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("error", "words"),
     [

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -105,3 +107,36 @@ def test_compiled_extensions_have_a_folder_for_each_environment(tmp_path: Path) 
 
     assert chosen == tmp_path
     assert own.parent == tmp_path / "mds" / "torch_extensions"
+
+
+RANKS = """\
+import os
+import torch
+import torch.distributed as dist
+from mds_train.launch import distributed, read_environment
+
+environment = read_environment()
+before = dict(os.environ)
+with distributed(environment, device="cpu", timeout_seconds=60) as device:
+    total = torch.tensor(float(environment.rank + 1), device=device)
+    dist.all_reduce(total)
+    inside = os.environ["DS_ACCELERATOR"], torch.get_num_threads() == environment.threads
+print(environment.rank, total.item(), *inside, dist.is_initialized(), dict(os.environ) == before)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_two_ranks_of_torchrun_meet_and_part(tmp_path: Path) -> None:
+    script = tmp_path / "ranks.py"
+    script.write_text(RANKS)
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, timeout=110, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        "0 3.0 cpu True False True",
+        "1 3.0 cpu True False True",
+    ]

@@ -283,16 +283,16 @@ def _doctor(
     from mds_train.doctor import examine
 
     findings = examine(extensions=extensions_folder(), cores=available_cores(), folder=Path.cwd())
-    report = _console(0)
+    report, width = _console(0), max(len(finding.subject) for finding in findings)
     for finding in findings:
         if options.json:
             sys.stdout.write(json.dumps(dataclasses.asdict(finding)) + "\n")
             continue
         mark = "[red]![/]" if finding.is_problem else "[green]✓[/]"
-        report.print(f"{mark} [bold]{finding.subject:<26}[/] ", end="")
+        report.print(f"{mark} [bold]{finding.subject:<{width}}[/] ", end="")
         report.print(finding.text, markup=False, soft_wrap=True)
         if finding.is_problem:
-            report.print(f"{'':<29}→ {finding.remedy}", markup=False, soft_wrap=True)
+            report.print(f"{'':<{width + 3}}→ {finding.remedy}", markup=False, soft_wrap=True)
     problems = any(finding.is_problem for finding in findings)
     return ExitCode.DIFFERENCE if problems else ExitCode.DONE
 
