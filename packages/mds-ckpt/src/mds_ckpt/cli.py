@@ -23,7 +23,11 @@ _DTYPES = {
     "fp16": "F16",
     "float16": "F16",
 }
-_BUGS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+_BUGS: tuple[type[Exception], ...] = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError),
+    *(NameError, RuntimeError, TypeError, ValueError),
+)
+"""What a fault of our own raises."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -173,10 +177,18 @@ def _add_convert(
     parser = _add_command(commands, common, "convert", text, _convert)
     parser.add_argument("source", metavar="SRC")
     parser.add_argument("target", metavar="DST", help="the folder that is to appear")
-    parser.add_argument("--to", required=True, metavar="FORMAT", help="mds, hf")
+    parser.add_argument("--to", required=True, metavar="FORMAT", help="mds, hf, megatron")
     _add_from(parser)
     parser.add_argument("--dtype", type=_dtype, metavar="D", help="fp32, bf16 or fp16")
     parser.add_argument("--vocab-size", type=int, metavar="V", help="the true vocabulary")
+    parser.add_argument("--tp", type=int, default=1, metavar="N", help="tensor-parallel ranks")
+    parser.add_argument("--pp", type=int, default=1, metavar="N", help="pipeline stages")
+    layouts = ("auto", "grouped", "thirds", "v0", "v1")
+    text = "row order of fused query, key and value weights in SRC"
+    parser.add_argument("--qkv-layout", choices=layouts, default="auto", help=text)
+    text = "copies of one parameter must be equal, or the first or their mean is taken"
+    copies = ("assert", "first", "average")
+    parser.add_argument("--replicated", choices=copies, default="assert", help=text)
     parser.add_argument("--weights-only", action="store_true", help="leave optimizer state behind")
     parser.add_argument("--allow-loss", action="store_true", help="let --dtype lose values")
     parser.add_argument("--overwrite", action="store_true", help="replace a checkpoint at DST")
@@ -205,6 +217,10 @@ def _convert(arguments: argparse.Namespace) -> int:
         overwrite=arguments.overwrite,
         dry_run=arguments.dry_run,
         jobs=arguments.jobs,
+        tp=arguments.tp,
+        pp=arguments.pp,
+        qkv_layout=None if arguments.qkv_layout == "auto" else arguments.qkv_layout,
+        replicated=arguments.replicated,
     )
     for note in report.notes:
         _say(f"note: {printable(note, longest=2000)}")

@@ -27,6 +27,8 @@ from mds_ckpt.file_operations import (
 from mds_ckpt.formats import all_formats, open_checkpoint
 from mds_ckpt.lock import LOCK_NAME
 from mds_ckpt.plan import Loss, Options, Plan, check_accounting
+from mds_ckpt.qkv import Layout
+from mds_ckpt.read_options import ReadOptions, Replicated
 
 SPARE_BYTES = 16 << 20
 """Room that a conversion leaves on the disk."""
@@ -65,6 +67,10 @@ def convert(
     overwrite: bool = False,
     dry_run: bool = False,
     jobs: int = 1,
+    tp: int = 1,
+    pp: int = 1,
+    qkv_layout: Layout | None = None,
+    replicated: Replicated = "assert",
     operations: FileOperations = REAL,
 ) -> Report:
     """Convert a checkpoint.
@@ -81,6 +87,10 @@ def convert(
         overwrite: Replace a checkpoint that is at ``target`` already.
         dry_run: Check everything that can be checked without reading data, and write nothing.
         jobs: Files written at a time.
+        tp: Tensor-parallel ranks of the target, in formats that are cut by ranks.
+        pp: Pipeline stages of the target, likewise.
+        qkv_layout: Row order of fused query, key and value weights; None detects it.
+        replicated: What to do with copies of a parameter that should be equal.
         operations: The disk.
 
     Raises:
@@ -93,11 +103,14 @@ def convert(
         dtype=_checked_dtype(dtype),
         vocab_size=vocab_size,
         weights_only=weights_only,
-        jobs=_checked_jobs(jobs),
+        jobs=_checked_count(jobs, "--jobs"),
         allow_loss=allow_loss,
+        tp_size=_checked_count(tp, "--tp"),
+        pp_size=_checked_count(pp, "--pp"),
     )
+    read_options = ReadOptions(vocab_size=vocab_size, qkv_layout=qkv_layout, replicated=replicated)
     make_plan = _planner(to)
-    checkpoint = open_checkpoint(source, format=source_format)
+    checkpoint = open_checkpoint(source, format=source_format, options=read_options)
     check_apart(target, (source, checkpoint.path))
     if not dry_run:
         remove_remains(target, keep=checkpoint.path, operations=operations)
@@ -129,10 +142,10 @@ def _checked_dtype(dtype: str | None) -> str | None:
     return dtype
 
 
-def _checked_jobs(jobs: int) -> int:
-    if not 1 <= jobs <= 256:
-        raise UsageError(f"--jobs is {jobs}; give a number from 1 to 256")
-    return jobs
+def _checked_count(count: int, flag: str) -> int:
+    if not 1 <= count <= 1 << 16:
+        raise UsageError(f"{flag} is {count}; give a number from 1 on")
+    return count
 
 
 def _planner(to: str) -> Callable[[Checkpoint, Options], Plan]:

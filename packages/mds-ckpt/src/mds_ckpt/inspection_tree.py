@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,8 @@ from mds_ckpt.escape import printable
 
 MOST_ROWS = 2000
 """Lines of tensors that are drawn."""
+_MOST_BESIDE = 3
+"""Tensors that stand on one line, such as a weight and its bias."""
 _DEEPEST = 12
 """Dots of a name at which the tree branches."""
 _SIZES = ("bytes", "KB", "MB", "GB", "TB")
@@ -106,10 +109,20 @@ class _Branch:
     children: dict[str, _Branch] = field(default_factory=dict)
     leaf: str | None = None
 
+    def leaves(self) -> dict[str, str]:
+        """Children that are tensors and nothing else, if they are few enough for one line."""
+        found = {
+            name: child.leaf
+            for name, child in self.children.items()
+            if child.leaf is not None and not child.children
+        }
+        return found if len(found) <= _MOST_BESIDE else {}
+
 
 def _add_tensors(tree: Tree, tensors: Sequence[Mapping[str, Any]]) -> None:
     root = _Branch()
-    rows = _rows(tensors)
+    usual = Counter(tuple(tensor["states"]) for tensor in tensors).most_common(1)
+    rows = _rows(tensors, usual=usual[0][0] if usual else ())
     for name, label in rows[:MOST_ROWS]:
         branch = root
         for part in name.split(".", maxsplit=_DEEPEST):
@@ -121,15 +134,18 @@ def _add_tensors(tree: Tree, tensors: Sequence[Mapping[str, Any]]) -> None:
         tree.add(Text(more))
 
 
-def _rows(tensors: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Names with ranges for numbers, such as ``layers.0-3``, and what all of them are."""
+def _rows(tensors: Iterable[Mapping[str, Any]], *, usual: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Names with ranges for numbers, such as ``layers.0-3``, and what all of them are.
+
+    States are named where they are not the ``usual`` ones.
+    """
     groups: dict[tuple[tuple[str, ...], str], list[tuple[int, ...]]] = {}
     for tensor in tensors:
         texts, numbers = _split_numbers(tensor["name"])
-        states = list(tensor["states"])
+        states = tuple(tensor["states"])
         label = f"{tensor['dtype']} {tensor['shape']}"
-        if states != ["weight"]:
-            label += f"  {', '.join(map(printable, states))}"
+        if states != usual:
+            label += f" with {' '.join(map(printable, states))}"
         groups.setdefault((texts, label), []).append(numbers)
     return [(_joined(texts, numbers), label) for (texts, label), numbers in groups.items()]
 
@@ -163,8 +179,12 @@ def _grow(tree: Tree, branch: _Branch) -> None:
             ((part_below, last),) = last.children.items()
             name += f".{part_below}"
         label = Text(printable(name))
+        leaves = last.leaves()
         if last.leaf is not None:
             label.append(f"  {last.leaf}", style="cyan")
+        elif len(leaves) == len(last.children):
+            label.append("  " + ", ".join(f"{printable(n)} {w}" for n, w in leaves.items()), "cyan")
+            last = _Branch()
         _grow(tree.add(label), last)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.dtype import FLOATS, numpy_dtype
+from mds_ckpt.errors import UsageError
 from mds_ckpt.file_operations import FileOperations
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ class Options:
     """Files written at a time."""
     allow_loss: bool = False
     """Go on although a cast turns values into infinity or zero."""
+    tp_size: int = 1
+    """Tensor-parallel ranks of the target, in formats that are cut by ranks."""
+    pp_size: int = 1
+    """Pipeline stages of the target, likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,12 @@ def check_accounting(checkpoint: Checkpoint, plan: Plan) -> None:
     forgotten = everything - used - plan.dropped.keys()
     if forgotten or not used <= everything or used & plan.dropped.keys():
         raise ValueError(f"source tensors are not accounted for: {sorted(forgotten)[:5]}")
+
+
+def refuse_layout(options: Options, format_name: str) -> None:
+    """UsageError if a layout was asked for in a format that holds whole tensors."""
+    if (options.tp_size, options.pp_size) != (1, 1):
+        raise UsageError(f"{format_name} holds whole tensors; leave --tp and --pp away")
 
 
 def target_dtype(own: str, wanted: str | None) -> str:

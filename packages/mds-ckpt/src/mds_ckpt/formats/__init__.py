@@ -5,11 +5,12 @@ To add a format, add one module to this folder with a module-level ``FORMAT``::
     FORMAT = Format(name="litgpt", title="LitGPT", detect=detect, open=open_litgpt)
 
 ``detect(path)`` looks at names (and, where names don't settle it, at the first bytes) and never
-raises on foreign files; ``open(path)`` returns a :class:`~mds_ckpt.checkpoint.Checkpoint` with
-canonical names or raises :class:`~mds_ckpt.errors.RejectedError`. ``plan`` is there if the format
-can also be written. ``check`` finds what is missing or damaged; without it, verifying reads every
-tensor. There is no list to extend: modules are found by looking into the folder. They are imported
-before numpy is needed, so they import it (and rich) inside functions.
+raises on foreign files; ``open(path, options)`` returns a
+:class:`~mds_ckpt.checkpoint.Checkpoint` with canonical names or raises
+:class:`~mds_ckpt.errors.RejectedError`. ``plan`` is there if the format can also be written.
+``check`` finds what is missing or damaged; without it, verifying reads every tensor. There is no
+list to extend: modules are found by looking into the folder. They are imported before numpy is
+needed, so they import it (and rich) inside functions.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.errors import RejectedError, UnknownFormatError, UsageError
 from mds_ckpt.escape import printable
 from mds_ckpt.plan import Options, Plan
+from mds_ckpt.read_options import ReadOptions
 
 __all__ = ["Format", "Problem", "all_formats", "open_checkpoint"]
 
@@ -41,6 +43,16 @@ class Problem:
     def __str__(self) -> str:
         where = f"{self.file}, tensor '{self.tensor}'" if self.tensor else self.file
         return printable(f"{where}: {self.reason}", longest=2000)
+
+
+def refuse_read_options(options: ReadOptions | None, format_name: str) -> None:
+    """UsageError if the user answers a question that a format does not leave open."""
+    asked = options or ReadOptions()
+    if asked.qkv_layout is not None or asked.replicated != "assert":
+        raise UsageError(
+            f"{format_name} has one row order and no copies; "
+            f"leave --qkv-layout and --replicated away"
+        )
 
 
 def read_every_tensor(checkpoint: Checkpoint, data: bool) -> Iterator[Problem]:  # noqa: FBT001
@@ -67,8 +79,8 @@ class Format:
     """What people call it."""
     detect: Callable[[Path], bool]
     """Whether a path looks like this format. Cheap; False for anything else, also for damage."""
-    open: Callable[[Path], Checkpoint]
-    """Open a path of this format."""
+    open: Callable[[Path, ReadOptions | None], Checkpoint]
+    """Open a path of this format. What the user says of open questions is None if nothing."""
     plan: Callable[[Checkpoint, Options], Plan] | None = None
     """How to write a checkpoint in this format; None if that is not possible."""
     check: Callable[[Checkpoint, bool], Iterator[Problem]] = read_every_tensor
@@ -85,13 +97,19 @@ def all_formats() -> Mapping[str, Format]:
     return found
 
 
-def open_checkpoint(path: str | Path, *, format: str | None = None) -> Checkpoint:
+def open_checkpoint(
+    path: str | Path,
+    *,
+    format: str | None = None,
+    options: ReadOptions | None = None,
+) -> Checkpoint:
     """Open a checkpoint of any known format.
 
     Args:
         path: A checkpoint's folder or file, or a folder of checkpoints (the newest good one is
             taken).
         format: Name of the format where it is ambiguous; by default it is detected.
+        options: What the format leaves open, such as the row order of a fused projection.
 
     Returns:
         The checkpoint. No tensor data was read.
@@ -105,12 +123,12 @@ def open_checkpoint(path: str | Path, *, format: str | None = None) -> Checkpoin
     if format is not None:
         if format not in formats:
             raise UsageError(f"no format is called '{format}'; known are {', '.join(formats)}")
-        return formats[format].open(path)
+        return formats[format].open(path, options)
     if not path.exists():
         raise RejectedError(path, "there is no such file or folder", remedy="check the path")
     matching = [candidate for candidate in formats.values() if candidate.detect(path)]
     if len(matching) == 1:
-        return matching[0].open(path)
+        return matching[0].open(path, options)
     if matching:
         names = " and ".join(candidate.name for candidate in matching)
         raise RejectedError(path, f"it looks like {names}", remedy="say which one with --from")

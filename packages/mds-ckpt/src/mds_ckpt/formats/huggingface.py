@@ -21,8 +21,9 @@ from mds_ckpt.checkpoint import (
 )
 from mds_ckpt.errors import RejectedError, UnsupportedError
 from mds_ckpt.escape import printable
-from mds_ckpt.formats import Format
+from mds_ckpt.formats import Format, refuse_read_options
 from mds_ckpt.plan import Options, Plan
+from mds_ckpt.read_options import ReadOptions
 from mds_ckpt.regular_file import name_fault
 from mds_ckpt.safetensors_file import SafetensorsFile, StoredTensor
 
@@ -63,8 +64,9 @@ def detect(path: Path) -> bool:
     )
 
 
-def open_huggingface(path: Path) -> Checkpoint:
+def open_huggingface(path: Path, options: ReadOptions | None = None) -> Checkpoint:
     """Open a model folder; tensors get canonical names and layouts when they are read."""
+    refuse_read_options(options, "hf")
     from mds_ckpt.families import family_of
 
     config = companions.read_json(path / "config.json")

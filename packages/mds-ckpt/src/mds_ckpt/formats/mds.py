@@ -23,7 +23,7 @@ from mds_ckpt.commit import digest, find_latest, read_manifest, step_folders
 from mds_ckpt.dtype import ITEM_SIZES, dtype_name
 from mds_ckpt.errors import RejectedError
 from mds_ckpt.file_operations import REAL, FileOperations, write_file
-from mds_ckpt.formats import Format, Problem
+from mds_ckpt.formats import Format, Problem, refuse_read_options
 from mds_ckpt.manifest import (
     MANIFEST_NAME,
     CheckpointManifest,
@@ -33,6 +33,7 @@ from mds_ckpt.manifest import (
     StateRecord,
 )
 from mds_ckpt.plan import Options, Plan
+from mds_ckpt.read_options import ReadOptions
 from mds_ckpt.regular_file import RegularFile
 from mds_ckpt.safetensors_file import (
     SafetensorsFile,
@@ -238,8 +239,9 @@ def _is_step(folder: Path) -> bool:
         return b"mds-checkpoint" in file.read(4096) or any(folder.glob("rank-*.safetensors"))
 
 
-def open_mds(path: Path) -> Checkpoint:
+def open_mds(path: Path, options: ReadOptions | None = None) -> Checkpoint:
     """Open a checkpoint of ours; of a folder of checkpoints, the newest complete one."""
+    refuse_read_options(options, "mds")
     notes: list[str] = []
     folder = path
     if not (path / MANIFEST_NAME).exists():

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from mds_ckpt.box import whole
 from mds_ckpt.checkpoint import Checkpoint, PiecedTensor, StoredPiece
-from mds_ckpt.formats import Format
+from mds_ckpt.formats import Format, refuse_read_options
 from mds_ckpt.manifest import ModelRecord
+from mds_ckpt.read_options import ReadOptions
 from mds_ckpt.safetensors_file import SafetensorsFile, StoredTensor
 
 
@@ -22,8 +23,9 @@ def detect(path: Path) -> bool:
     return len(head) == 9 and head[8:] == b"{" and head[5:8] == b"\0\0\0"
 
 
-def open_file(path: Path) -> Checkpoint:
+def open_file(path: Path, options: ReadOptions | None = None) -> Checkpoint:
     """Open the file; its header is checked, no tensor is read."""
+    refuse_read_options(options, "safetensors")
     file = SafetensorsFile(path, cache_links=True)
     tensors = {}
     for name, entry in file.header.entries.items():

@@ -18,7 +18,7 @@ from mds_ckpt.families.rule import Rule, Target
 from mds_ckpt.file_operations import FileOperations, write_file
 from mds_ckpt.formats.huggingface import INDEX_NAME
 from mds_ckpt.manifest import ModelRecord
-from mds_ckpt.plan import Loss, Options, Plan, cast, target_dtype
+from mds_ckpt.plan import Loss, Options, Plan, cast, refuse_layout, target_dtype
 from mds_ckpt.safetensors_file import SafetensorsWriter, TensorSpec
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def plan(checkpoint: Checkpoint, options: Options, *, shard_bytes: int = SHARD_B
         RejectedError: If the tensors are not those of the model that the configuration describes.
         UnsupportedError: If no family of transformers is like the model.
     """
+    refuse_layout(options, "hf")
     model = _true_vocabulary(checkpoint, options.vocab_size)
     origin = checkpoint.origin.get("huggingface") or {}
     try:
@@ -172,8 +173,9 @@ def _write_shard(
     operations: FileOperations,
 ) -> None:
     specs = [spec for output in outputs for spec in output.specs]
-    metadata = {"format": "pt"}
-    with SafetensorsWriter(path, specs, metadata=metadata, operations=operations) as writer:
+    with SafetensorsWriter(
+        path, specs, metadata={"format": "pt"}, digests=False, operations=operations
+    ) as writer:
         for output in outputs:
             array = _read(checkpoint, output.rule.canonical)
             for spec, part in zip(output.specs, output.rule.change.to_hf(array), strict=True):

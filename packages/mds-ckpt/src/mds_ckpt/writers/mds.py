@@ -23,7 +23,7 @@ from mds_ckpt.manifest import (
     ParameterRecord,
     to_json,
 )
-from mds_ckpt.plan import Loss, Options, Plan, cast, target_dtype
+from mds_ckpt.plan import Loss, Options, Plan, cast, refuse_layout, target_dtype
 
 if TYPE_CHECKING:
     from mds_ckpt.checkpoint import Array
@@ -34,6 +34,7 @@ _VOCABULARY = frozenset({"embedding.word_embeddings.weight", "output_layer.weigh
 
 def plan(checkpoint: Checkpoint, options: Options, *, file_bytes: int = FILE_BYTES) -> Plan:
     """What writing ``checkpoint`` in our format takes. Reads no tensor data."""
+    refuse_layout(options, "mds")
     model = _model(checkpoint, options.vocab_size)
     states = {
         state: tensors
