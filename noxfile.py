@@ -28,7 +28,6 @@ import nox
 ROOT = Path(__file__).parent
 PACKAGES = ["mds-kernels", "mds-core", "mds-data", "mds-ckpt", "mds-train"]
 RELEASES = tomllib.loads((ROOT / "releases.toml").read_text()).get("release", [])
-TEST_TOOLS = ["hypothesis", "pytest", "pytest-timeout"]
 # For proofs only; no package of ours depends on it.
 PEERS = ["transformers"]
 
@@ -68,6 +67,12 @@ os.environ.update(installation_environment())
 def project(package: str) -> dict[str, object]:
     """Return the [project] table of a package."""
     return tomllib.loads((ROOT / "packages" / package / "pyproject.toml").read_text())["project"]
+
+
+def test_tools(package: str) -> list[str]:
+    """Return what the tests of a package need besides the package."""
+    settings = tomllib.loads((ROOT / "packages" / package / "pyproject.toml").read_text())
+    return settings["dependency-groups"]["test"]
 
 
 def siblings(package: str) -> list[str]:
@@ -123,6 +128,9 @@ def run_tests(session: nox.Session, folder: Path, *arguments: str) -> None:
     session.chdir(ROOT)
 
 
+ALL_TEST_TOOLS = sorted({tool for name in PACKAGES for tool in test_tools(name)})
+
+
 # Default sessions: what CI runs
 
 
@@ -168,14 +176,14 @@ def contracts(session: nox.Session) -> None:
 @nox.parametrize("package", [nox.param(name, id=name) for name in PACKAGES])
 def alone(session: nox.Session, package: str) -> None:
     """One package with only what it declares, running its own tests."""
-    install_wheels(session, [package, *siblings(package)], *TEST_TOOLS)
+    install_wheels(session, [package, *siblings(package)], *test_tools(package))
     run_tests(session, ROOT / "packages" / package / "tests", *session.posargs)
 
 
 @nox.session
 def together(session: nox.Session) -> None:
     """All packages in one environment, and the tests of what they agree on."""
-    install_wheels(session, PACKAGES, *TEST_TOOLS, *PEERS)
+    install_wheels(session, PACKAGES, *ALL_TEST_TOOLS, *PEERS)
     run_tests(session, ROOT / "tests", *session.posargs)
 
 
@@ -202,7 +210,7 @@ def docs(session: nox.Session) -> None:
 @nox.session(default=False)
 def examples(session: nox.Session) -> None:
     """Train each example for two steps."""
-    install_wheels(session, PACKAGES, *TEST_TOOLS)
+    install_wheels(session, PACKAGES, *ALL_TEST_TOOLS)
     run_tests(session, ROOT / "examples", *session.posargs)
 
 
@@ -220,7 +228,7 @@ def bench(session: nox.Session) -> None:
 def interop(session: nox.Session) -> None:
     """Real peers from PyPI: other Zarr readers, transformers, DeepSpeed."""
     peers = ["tensorstore", "zarrs", "xarray", *PEERS]
-    install_wheels(session, PACKAGES, *TEST_TOOLS, *peers)
+    install_wheels(session, PACKAGES, *ALL_TEST_TOOLS, *peers)
     for folder in ("formats", "roundtrip", "parity"):
         run_tests(session, ROOT / "tests" / folder, *session.posargs)
 
@@ -228,7 +236,7 @@ def interop(session: nox.Session) -> None:
 @nox.session(default=False)
 def parity(session: nox.Session) -> None:
     """The whole matrix of layouts against one process (CI runs a subset)."""
-    install_wheels(session, PACKAGES, *TEST_TOOLS, *PEERS)
+    install_wheels(session, PACKAGES, *ALL_TEST_TOOLS, *PEERS)
     session.env["MDS_PARITY"] = "full"
     for folder in ("parity", "distributed"):
         run_tests(session, ROOT / "tests" / folder, *session.posargs)
@@ -251,7 +259,7 @@ def compat(session: nox.Session, release: dict[str, str]) -> None:
         if name != release["name"]
     ]
     # One call, so the resolver refuses a sibling outside the released package's version ranges.
-    session.install(build_wheel(session, source), *today, *TEST_TOOLS)
+    session.install(build_wheel(session, source), *today, *ALL_TEST_TOOLS)
     run_tests(session, source / "tests")
 
 
@@ -267,7 +275,7 @@ def minimums(session: nox.Session, package: str) -> None:
     constraint.write_text("torch==2.13.0\n")
     session.env["UV_CONSTRAINT"] = str(constraint)
     session.install("--resolution", "lowest-direct", "--reinstall-package", package, *wheels)
-    session.install(*TEST_TOOLS)
+    session.install(*test_tools(package))
     run_tests(session, ROOT / "packages" / package / "tests", *session.posargs)
 
 
