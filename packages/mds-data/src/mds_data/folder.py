@@ -2,6 +2,7 @@
 
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from mds_data.commit import pending_name
@@ -181,6 +182,7 @@ def _scan_folder(root: Path, folder: str, sizes: dict[str, int], odd: dict[str, 
         if entry.is_symlink():
             odd[relative] = "is a link or lies behind one; a store holds plain files only"
         elif entry.is_file(follow_symlinks=False):
-            sizes[relative] = entry.stat(follow_symlinks=False).st_size
+            with suppress(FileNotFoundError):  # a writer may be moving it to its name
+                sizes[relative] = entry.stat(follow_symlinks=False).st_size
         elif not entry.is_dir(follow_symlinks=False):
             odd[relative] = "is not a plain file; a store holds plain files only"

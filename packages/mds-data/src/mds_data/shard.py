@@ -36,7 +36,8 @@ ABSENT = 2**64 - 1
 """Offset and length of an inner chunk that lies wholly past the array's end."""
 _CRC_SIZE = 4
 _ZSTD_LEVEL = 3
-_LARGEST_CHUNK = 2**31
+_LARGEST_CHUNK = 2**26
+"""Bytes of an inner chunk that a reader is willing to decode at once."""
 _ZSTD_WINDOW_SLACK = 4096
 _DTYPES = {
     "bool": "?",
@@ -102,7 +103,7 @@ def layout_for_tokens(
     usual_chunk, usual_number = (65_536, 512) if hot else (16_384, 2_048)
     chunk = usual_chunk if chunk is None else chunk
     number = usual_number if chunks_per_shard is None else chunks_per_shard
-    if not 1 <= chunk <= 2**26 or not 1 <= number <= 2**20:
+    if not 1 <= chunk * dtype.itemsize <= _LARGEST_CHUNK or not 1 <= number <= 2**20:
         raise ValueError(f"a shard can't have {number} inner chunks of {chunk} tokens")
     return ArrayLayout(
         length=0, dtype=dtype, chunk=chunk, chunks_per_shard=number, compressed=not hot

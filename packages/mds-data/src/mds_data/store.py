@@ -110,9 +110,10 @@ class TokenStore:
         self._parts = tuple(parts)
         lengths = [part.tokens.length for part in parts]
         self._bases = [sum(lengths[:index]) for index in range(len(lengths))]
-        self._only: TokenSource | None = parts[0].tokens if len(parts) == 1 else None
         self._num_documents = sum(part.num_documents for part in parts)
         self._length = sum(lengths)
+        if len(parts) == 1:  # spares a call on the way of every read
+            self.__dict__["tokens"] = parts[0].tokens.read
 
     def __len__(self) -> int:
         return self._num_documents
@@ -145,11 +146,6 @@ class TokenStore:
         Returns:
             [stop - start] ids, read-only.
         """
-        if self._only is not None:
-            return self._only.read(start, stop)
-        return self._read_across(start, stop)
-
-    def _read_across(self, start: int, stop: int) -> NDArray[Any]:
         if not 0 <= start <= stop <= self._length:
             raise IndexError(f"{self.path}: can't read {start} to {stop} of {self._length} tokens")
         pieces = []
@@ -287,13 +283,16 @@ def open_store(path: str | os.PathLike[str]) -> TokenStore:
     if not root.is_dir() and pair_prefix(root) is not None:
         pair = read_indexed_dataset(root)
         return TokenStore(pair.root, pair.manifest, [pair])
-    for _ in range(_ATTEMPTS):
+    before = b""
+    for attempt in range(_ATTEMPTS):
         manifest, data = read_manifest(root)
         try:
             return TokenStore(root, manifest, list(store_parts(root, manifest)))
         except DamagedError:
-            if read_manifest(root)[1] == data:
+            # A writer may have put another revision in force, or be moving files to their names.
+            if data == before and attempt >= 3:
                 raise
+            before = data
     raise StoreError(f"{root}: keeps changing while it is opened; open it when its writer is done")
 
 

@@ -71,6 +71,9 @@ class GPTDataset:
         self.seq_length = seq_length
         self.seed = seed
         self.split = split
+        self._ones = np.ones(seq_length, np.float32)
+        self._positions = np.arange(seq_length, dtype=np.int64)
+        self._marks_documents = needs_eod
         self._eod_mask_loss = eod_mask_loss
         self._reset_position_ids = reset_position_ids
         self._reset_attention_mask = reset_attention_mask
@@ -107,10 +110,10 @@ class GPTDataset:
         sample: dict[str, NDArray[Any]] = {
             "tokens": ids[:-1],
             "labels": ids[1:],
-            "loss_mask": np.ones(self.seq_length, np.float32),
-            "position_ids": np.arange(self.seq_length),
+            "loss_mask": self._ones.copy(),
+            "position_ids": self._positions.copy(),
         }
-        if self._eod_mask_loss or self._reset_position_ids or self._reset_attention_mask:
+        if self._marks_documents:
             self._mark_documents(sample)
         return sample
 
@@ -171,8 +174,8 @@ class _MegatronWindows:
         first, stop = document_range(store, split, count=len(lengths))
         tokens = int(lengths[first:stop].sum())
         _check_filled(store, split, documents=stop - first, tokens=tokens)
-        self._starts = starts
-        self._read = store.tokens
+        self._seq_length = seq_length
+        self._store = store
         self.order = MegatronOrder(
             lengths,
             first=first,
@@ -181,13 +184,20 @@ class _MegatronWindows:
             num_samples=num_samples,
             seed=seed,
         )
+        # From a place in the row of shuffled documents to the token's position in the store.
+        self._shifts = starts[self.order.doc_index] - self.order.ends[:-1]
 
     def read(self, number: int) -> NDArray[Any]:
-        pieces = []
-        for document, start, stop in self.order.pieces(number):
-            base = int(self._starts[document])
-            pieces.append(self._read(base + start, base + stop))
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        position, first, last = self.order.span(number)
+        inner = self.order.ends[first + 1 : last + 1].tolist()
+        cuts = [position, *inner, position + self._seq_length + 1]
+        shifts = self._shifts[first : last + 1].tolist()
+        read = self._store.tokens
+        parts = [
+            read(start + shift, stop + shift)
+            for start, stop, shift in zip(cuts, cuts[1:], shifts, strict=False)
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _sequences(store: TokenStore) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -6,6 +6,7 @@ shuffled apart. The random numbers are numpy's RandomState, as in the original.
 """
 
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -72,28 +73,35 @@ class MegatronOrder:
         return rows
 
     @cached_property
-    def sample_index(self) -> NDArray[np.int64]:
-        """[samples + 1, 2] place in `doc_index` and offset in that document of each border."""
+    def _places(self) -> NDArray[np.int64]:
+        """[samples + 1] place in `doc_index` of each border between samples."""
         borders = np.arange(len(self) + 1, dtype=np.int64) * self._seq_length
         places = np.searchsorted(self.ends, borders, side="right") - 1
         places[0] = 0  # the original starts at the first document even if that is empty
-        return np.stack([places, borders - self.ends[places]], axis=1)
+        return places
+
+    @property
+    def sample_index(self) -> NDArray[np.int64]:
+        """[samples + 1, 2] place in `doc_index` and offset in that document of each border."""
+        borders = np.arange(len(self) + 1, dtype=np.int64) * self._seq_length
+        return np.stack([self._places, borders - self.ends[self._places]], axis=1)
+
+    def span(self, number: int) -> tuple[int, int, int]:
+        """First token of a sample in the row, and the places of its first and last document."""
+        sample = int(self.shuffle_index[number])
+        first, last = self._places[sample : sample + 2].tolist()
+        return sample * self._seq_length, first, last
 
     def pieces(self, number: int) -> list[tuple[int, int, int]]:
         """Document, first token and end of each piece of sample ``number``, in order."""
-        position = int(self.shuffle_index[number]) * self._seq_length
+        position, first, last = self.span(number)
         end = position + self._seq_length + 1
-        place = int(np.searchsorted(self.ends, position, side="right")) - 1
-        result = []
-        begin = int(self.ends[place])
-        while position < end:
-            finish = int(self.ends[place + 1])
-            stop = min(finish, end)
-            if stop > position:
-                result.append((int(self.doc_index[place]), position - begin, stop - begin))
-                position = stop
-            begin, place = finish, place + 1
-        return result
+        borders = self.ends[first : last + 2].tolist()
+        documents = self.doc_index[first : last + 1].tolist()
+        return [
+            (document, max(position - start, 0), min(stop, end) - start)
+            for document, (start, stop) in zip(documents, pairwise(borders), strict=True)
+        ]
 
 
 def _epochs(epoch: int, *, seq_length: int, num_samples: int | None) -> int:

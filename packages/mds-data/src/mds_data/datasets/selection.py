@@ -63,7 +63,7 @@ class DocumentRow:
         firsts = np.concatenate([[0], breaks]) if len(start) else breaks
         ends = np.cumsum(length)
         self.length = int(ends[-1]) if len(ends) else 0
-        self._read = store.tokens
+        self._store = store
         self._positions: list[int] = start[firsts].tolist()
         self._bases: list[int] = (ends - length)[firsts].tolist()
         self._shift = self._positions[0] if len(self._positions) == 1 else None
@@ -71,7 +71,7 @@ class DocumentRow:
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """[stop - start] tokens; the row goes round, so positions past its end begin anew."""
         if self._shift is not None and stop <= self.length:
-            return self._read(start + self._shift, stop + self._shift)
+            return self._store.tokens(start + self._shift, stop + self._shift)
         pieces = []
         while start < stop:
             place = start % self.length
@@ -79,6 +79,6 @@ class DocumentRow:
             end = self._bases[run + 1] if run + 1 < len(self._bases) else self.length
             count = min(stop - start, end - place)
             position = self._positions[run] + place - self._bases[run]
-            pieces.append(self._read(position, position + count))
+            pieces.append(self._store.tokens(position, position + count))
             start += count
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
