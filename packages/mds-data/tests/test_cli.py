@@ -85,7 +85,6 @@ def test_wrong_usage_is_exit_code_2(folder: Path, arguments: list[str]) -> None:
     [
         (["--workers", "0"], "workers (0) must be at least 1"),
         (["--split", "a,b"], "split 'a,b' must be numbers"),
-        (["--split-sentences"], "--split-sentences"),
         (["--tokenizer-type", "GPT2BPETokenizer"], "needs --vocab-file"),
         (["--vocab-extra-ids", "3"], "--vocab-extra-ids works with"),
         (["--json-keys", "a/b", "text"], "the key 'a/b' can't be part"),

@@ -16,9 +16,16 @@ from text_material import byte_tokenizer, golden, small_tokenizer, text, write_j
 
 from mds_data import StoreError, open_store
 from mds_data.commit import FileOperations
-from mds_data.preprocess import InputError, PreprocessConfig, PreprocessReport, Progress, preprocess
+from mds_data.preprocess import (
+    InputError,
+    PreprocessConfig,
+    PreprocessReport,
+    Progress,
+    SentenceConfig,
+    preprocess,
+)
 from mds_data.preprocess.workers import WorkerError, map_in_order
-from mds_data.tokenizers import TokenizerError, spec_of_file
+from mds_data.tokenizers import TokenizerError, TokenizerSpec, spec_of_file
 
 
 @pytest.fixture
@@ -309,3 +316,43 @@ def test_case_b12_order_of_the_input_at_any_number_of_workers(tmp_path: Path, wo
     assert len(stream) == expected["total_tokens"]
     assert stream[:20].tolist() == expected["first_20_tokens"]
     assert hashlib.sha256(stream.tobytes()).hexdigest() == digest
+
+
+def test_sentences_keep_their_lengths_and_the_end_belongs_to_the_last(
+    tmp_path: Path, tokenizer: Path
+) -> None:
+    source = tmp_path / "in.jsonl"
+    lines = [
+        {"text": "The store. A copy of it."},
+        {"text": ["One. Two.", "", "three"]},
+        {"text": ""},
+    ]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    byte_store(tmp_path, source, sentences=SentenceConfig())
+
+    store = open_store(tmp_path / "store")
+    assert store.sentence_length.tolist() == [10, 14, 9, 6]
+    assert store.doc_sentences.tolist() == [2, 2]
+    assert store.doc_length.tolist() == [24, 15]
+    with pytest.raises(InputError, match="a list of sentences is read by --split-sentences"):
+        byte_store(tmp_path, source, output="store2")
+
+
+def test_sentences_of_the_originals_file_have_the_originals_tokens(tmp_path: Path) -> None:
+    folder = golden("fixtures") / "datasets"
+    config = PreprocessConfig(
+        inputs=(str(folder / "pydoc_ss.jsonl"),),
+        outputs={"text": tmp_path / "store"},
+        tokenizer=TokenizerSpec(kind="bert-wordpiece", path=folder / "bertwp-vocab.txt"),
+        sentences=SentenceConfig(),
+    )
+
+    preprocess(config)
+
+    store = open_store(tmp_path / "store")
+    golden_pair = open_store(folder / "pydocss_text_sentence")
+    assert store.doc_sentences.tolist() == golden_pair.doc_sentences.tolist()
+    assert store.sentence_length.tolist() == golden_pair.sentence_length.tolist()
+    for ours, theirs in zip(store, golden_pair, strict=True):
+        assert np.array_equal(ours, theirs)

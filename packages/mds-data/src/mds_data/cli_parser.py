@@ -204,6 +204,21 @@ def _add_store_options(parser: argparse.ArgumentParser) -> None:
         help="in a log: a line every N documents, instead of every 10 s",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the store if it exists")
+    parser.add_argument(
+        "--split-sentences",
+        action="store_true",
+        help="keep the lengths of sentences, for BERT and T5; lists of sentences stay as they are",
+    )
+    parser.add_argument(
+        "--lang",
+        metavar="LANGUAGE",
+        help="of --split-sentences: english knows abbreviations, others end at . ! ? (english)",
+    )
+    parser.add_argument(
+        "--keep-newlines",
+        action="store_true",
+        help="of --split-sentences: leave the white space after a sentence in it",
+    )
 
 
 def _add_tokenizer(parser: argparse.ArgumentParser) -> None:
@@ -266,7 +281,4 @@ def _add_old_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--chunk-size", type=int, metavar="N")
     group.add_argument("--partitions", type=int, metavar="N")
     group.add_argument("--seq-length", type=int, metavar="N")
-    group.add_argument("--lang", metavar="LANGUAGE")
-    group.add_argument("--split-sentences", action="store_true")
-    group.add_argument("--keep-newlines", action="store_true")
     group.add_argument("--trust-remote-code", nargs="?", const="true")

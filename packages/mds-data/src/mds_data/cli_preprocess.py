@@ -15,7 +15,7 @@ from typing import Any, cast
 from mds_data.cli_errors import UsageError
 from mds_data.cli_progress import ProgressLine
 from mds_data.cli_text import new_file
-from mds_data.preprocess.pipeline import PreprocessConfig, Progress
+from mds_data.preprocess.pipeline import PreprocessConfig, Progress, SentenceConfig
 from mds_data.preprocess.pipeline import preprocess as run_preprocess
 from mds_data.preprocess.report import PreprocessReport
 from mds_data.preprocess.workers import keep_to_one_thread
@@ -74,10 +74,6 @@ def config_of(arguments: argparse.Namespace) -> PreprocessConfig:
     Raises:
         UsageError: They don't go together.
     """
-    if arguments.split_sentences:
-        raise UsageError(
-            "--split-sentences is not there yet; leave it out to write whole documents."
-        )
     try:
         return PreprocessConfig(
             inputs=tuple(arguments.input),
@@ -85,6 +81,7 @@ def config_of(arguments: argparse.Namespace) -> PreprocessConfig:
             tokenizer=tokenizer_spec(arguments),
             append_eod=arguments.append_eod,
             split=arguments.split,
+            sentences=_sentences(arguments),
             layout=arguments.layout,
             workers=_workers() if arguments.workers is None else arguments.workers,
             on_error=arguments.on_error,
@@ -112,7 +109,17 @@ def outputs_of(arguments: argparse.Namespace) -> dict[str, Path]:
         raise UsageError(f"the key {odd!r} can't be part of a folder's name; use --output STORE.")
     if arguments.output is not None:
         return {key: _with_end(arguments.output, f"_{key}") for key in keys}
-    return {key: _with_end(arguments.output_prefix, f"_{key}_document") for key in keys}
+    level = "sentence" if arguments.split_sentences else "document"
+    return {key: _with_end(arguments.output_prefix, f"_{key}_{level}") for key in keys}
+
+
+def _sentences(arguments: argparse.Namespace) -> SentenceConfig | None:
+    if not arguments.split_sentences:
+        return None
+    return SentenceConfig(
+        keep_newlines=arguments.keep_newlines,
+        english=(arguments.lang or "english") == "english",
+    )
 
 
 def _with_end(path: Path, end: str) -> Path:
@@ -177,8 +184,6 @@ _WITHOUT_EFFECT = {
     "chunk_size": "batches are cut by size, and the result does not depend on them",
     "partitions": "workers share the input by themselves; use --workers",
     "seq_length": "samples are cut when training reads the store, not here",
-    "lang": "it names the language of sentence splitting, which is not asked for",
-    "keep_newlines": "it belongs to sentence splitting, which is not asked for",
     "trust_remote_code": "no code from a model's folder is ever run",
 }
 _FILES_OF = {
@@ -198,6 +203,9 @@ def unused_flags(arguments: argparse.Namespace) -> Iterator[str]:
     for name, reason in _WITHOUT_EFFECT.items():
         if getattr(arguments, name) not in {None, False}:
             yield f"--{name.replace('_', '-')} changes nothing: {reason}."
+    for name in ("lang", "keep_newlines"):
+        if getattr(arguments, name) and not arguments.split_sentences:
+            yield f"--{name.replace('_', '-')} changes nothing: it belongs to --split-sentences."
     for name, kinds in _FILES_OF.items():
         if getattr(arguments, name) is not None and arguments.tokenizer_type not in kinds:
             yield (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from mds_data.preprocess.records import (
     ProblemKind,
     RecordError,
     json_object,
+    member_sentences,
     member_text,
     notes,
     plain_text,
@@ -42,6 +43,10 @@ class EncodedDocuments:
     """[n] ids of all documents."""
     lengths: NDArray[np.int64]
     """[d] tokens of each, end-of-document token included."""
+    sentence_lengths: NDArray[np.int32]
+    """[sentences] tokens of each; the document itself is one if sentences are not cut."""
+    doc_sentences: NDArray[np.int32]
+    """[d] sentences of each document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +67,11 @@ class Encoder:
         keys: Sequence[str],
         append_eod: bool,
         dtype: np.dtype[Any],
+        cut: Callable[[str], list[str]] | None = None,
     ) -> None:
+        """Encode with ``cut`` making sentences of a text, or documents as they are without it."""
         self._tokenizer = tokenizer
+        self._cut = cut
         self._keys = tuple(keys)
         self._end = [tokenizer.eod_id] if append_eod and tokenizer.eod_id is not None else []
         self._dtype = dtype
@@ -71,7 +79,7 @@ class Encoder:
     def __call__(self, batch: Batch) -> EncodedBatch:
         """Encode one batch."""
         problems: list[Problem] = []
-        texts: dict[str, list[tuple[int, str]]] = {key: [] for key in self._keys}
+        texts: dict[str, list[tuple[int, list[str]]]] = {key: [] for key in self._keys}
         for record in batch.records:
             for key, text in self._read(record, batch=batch, problems=problems):
                 texts[key].append((record.line, text))
@@ -82,8 +90,11 @@ class Encoder:
 
     def _read(
         self, record: Record, *, batch: Batch, problems: list[Problem]
-    ) -> Iterable[tuple[str, str]]:
-        """Return the texts of one record by key, and note what is wrong or odd about it."""
+    ) -> Iterable[tuple[str, list[str]]]:
+        """Return the texts of one record by key, and note what is wrong or odd about it.
+
+        A text is a list of sentences, or of itself if sentences are not cut.
+        """
 
         def report(kind: ProblemKind, detail: str) -> None:
             problems.append(Problem(batch.file, record.line, kind, detail))
@@ -99,33 +110,46 @@ class Encoder:
         escaped = b"\\u" in record.data
         for key in self._keys:
             try:
-                if members is None:
-                    text = plain_text(record.data)
-                else:
-                    text = member_text(members, key=key, escaped=escaped)
+                sentences = self._sentences(record, members, key=key, escaped=escaped)
             except RecordError as error:
                 report(error.kind, str(error))
                 continue
-            for kind, detail in notes(text):
+            for kind, detail in notes("".join(sentences)):
                 report(kind, detail)
-            if text:
-                yield key, text
+            if any(sentences):
+                yield key, sentences
             else:
                 report("empty", "an empty document")
 
+    def _sentences(
+        self, record: Record, members: dict[str, object] | None, *, key: str, escaped: bool
+    ) -> list[str]:
+        if members is None:
+            text = plain_text(record.data)
+        elif self._cut is not None and isinstance(members.get(key), list):
+            return member_sentences(members, key=key, escaped=escaped)
+        else:
+            text = member_text(members, key=key, escaped=escaped)
+        return [text] if self._cut is None else self._cut(text)
+
     def _encode(
-        self, texts: Sequence[tuple[int, str]], *, file: str, problems: list[Problem]
+        self, texts: Sequence[tuple[int, list[str]]], *, file: str, problems: list[Problem]
     ) -> EncodedDocuments:
         tokens = _Tokens(self._dtype)
-        short = iter(self._encode_short([text for _, text in texts if len(text) < LONG]))
+        pieces = [piece for _, text in texts for piece in text if len(piece) < LONG]
+        short = iter(self._encode_short(pieces))
         for line, text in texts:
-            result = next(short) if len(text) < LONG else self._encode_huge(text)
-            if isinstance(result, str):
-                problems.append(Problem(file, line, "refused", result))
-            elif len(result) == 0:
+            results = [
+                next(short) if len(piece) < LONG else self._encode_huge(piece) for piece in text
+            ]
+            ids = [result for result in results if not isinstance(result, str) and len(result)]
+            refusal = next((result for result in results if isinstance(result, str)), None)
+            if refusal is not None:
+                problems.append(Problem(file, line, "refused", refusal))
+            elif not ids:
                 problems.append(Problem(file, line, "empty", "no token in this text"))
             else:
-                tokens.add(result, end=self._end)
+                tokens.add(ids, end=self._end)
         return tokens.documents()
 
     def _encode_short(self, texts: Sequence[str]) -> Sequence[list[int] | str]:
@@ -156,20 +180,32 @@ class _Tokens:
         self._ids: list[int] = []
         self._parts: list[NDArray[Any]] = []
         self._lengths: list[int] = []
+        self._sentence_lengths: list[int] = []
+        self._doc_sentences: list[int] = []
 
-    def add(self, ids: list[int] | NDArray[Any], *, end: list[int]) -> None:
-        if isinstance(ids, list):
-            self._ids += ids
-        else:
-            self._close_list()
-            self._parts.append(ids)
+    def add(self, sentences: Sequence[list[int] | NDArray[Any]], *, end: list[int]) -> None:
+        """Add one document; its end belongs to its last sentence."""
+        for ids in sentences:
+            if isinstance(ids, list):
+                self._ids += ids
+            else:
+                self._close_list()
+                self._parts.append(ids)
+            self._sentence_lengths.append(len(ids))
         self._ids += end
-        self._lengths.append(len(ids) + len(end))
+        self._sentence_lengths[-1] += len(end)
+        self._lengths.append(sum(self._sentence_lengths[-len(sentences) :]))
+        self._doc_sentences.append(len(sentences))
 
     def documents(self) -> EncodedDocuments:
         self._close_list()
         tokens = np.concatenate(self._parts) if self._parts else np.empty(0, self._dtype)
-        return EncodedDocuments(tokens, np.asarray(self._lengths, np.int64))
+        return EncodedDocuments(
+            tokens=tokens,
+            lengths=np.asarray(self._lengths, np.int64),
+            sentence_lengths=np.asarray(self._sentence_lengths, np.int32),
+            doc_sentences=np.asarray(self._doc_sentences, np.int32),
+        )
 
     def _close_list(self) -> None:
         if self._ids:

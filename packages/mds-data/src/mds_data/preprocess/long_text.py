@@ -1,7 +1,8 @@
 """Encode one huge document in pieces, with the ids of the whole, so that memory stays small.
 
 A tokenizer's record of a token is some 100 bytes; a document of 100 MB taken at once would need
-gigabytes.
+gigabytes. (A unigram model adds up scores in single precision: where two cuttings of a word score
+the same, rounding decides, and a piece may round otherwise than the whole.)
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from mds_data.errors import StoreError
 from mds_data.folder import is_store
-from mds_data.preprocess.encode import Batch, EncodedBatch, Encoder
+from mds_data.preprocess.encode import Batch, EncodedBatch, EncodedDocuments, Encoder
 from mds_data.preprocess.inputs import (
     InputError,
     InputFile,
@@ -27,6 +27,7 @@ from mds_data.preprocess.inputs import (
 )
 from mds_data.preprocess.records import ERROR_KINDS
 from mds_data.preprocess.report import InputRecord, PreprocessReport, ProblemLog
+from mds_data.preprocess.sentences import split_sentences
 from mds_data.preprocess.workers import map_in_order
 from mds_data.schema import Layout, package_version, token_dtype
 from mds_data.split import split_ranges
@@ -34,10 +35,20 @@ from mds_data.tokenizers import Tokenizer, TokenizerSpec, load_tokenizer
 from mds_data.tokenizers.protocol import TokenizerError
 from mds_data.writer import StoreWriter, TokenizerFile
 
-__all__ = ["PreprocessConfig", "Progress", "preprocess"]
+__all__ = ["PreprocessConfig", "Progress", "SentenceConfig", "preprocess"]
 
 _BATCH_BYTES = 2**19
 _BATCH_RECORDS = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SentenceConfig:
+    """How texts are cut into sentences. Lists of sentences in the input are taken as they are."""
+
+    keep_newlines: bool = False
+    """Leave the white space after a sentence in it."""
+    english: bool = True
+    """Know English abbreviations."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +64,8 @@ class PreprocessConfig:
     """End each document with the tokenizer's end-of-document id, counted in its length."""
     split: str | None = None
     """Megatron's split by documents, such as ``969,30,1``; recorded in the manifest."""
+    sentences: SentenceConfig | None = None
+    """Cut documents into sentences and keep their lengths (BERT, T5)."""
     layout: Layout = "hot"
     workers: int = 1
     on_error: Literal["fail", "skip"] = "fail"
@@ -115,7 +128,7 @@ def preprocess(
                 on_problems(batch.problems)
             _check(batch, config=config, log=log)
             for key, documents in batch.documents.items():
-                writers[key].add_many(documents.tokens, lengths=documents.lengths)
+                _write(writers[key], documents, sentences=config.sentences is not None)
             if on_progress is not None:
                 on_progress(_progress(source, writers))
         report = PreprocessReport(
@@ -197,6 +210,7 @@ def _encoder(tokenizer: Tokenizer, *, config: PreprocessConfig) -> Encoder:
         keys=tuple(config.outputs),
         append_eod=config.append_eod,
         dtype=token_dtype(tokenizer.vocab_size),
+        cut=partial(split_sentences, **asdict(config.sentences)) if config.sentences else None,
     )
 
 
@@ -246,6 +260,7 @@ def _open_writer(path: Path, *, config: PreprocessConfig, tokenizer: Tokenizer) 
         layout=config.layout,
         split=config.split,
         tokenizer=stored_tokenizer(tokenizer),
+        sentences=config.sentences is not None,
     )
 
 
@@ -256,6 +271,15 @@ def stored_tokenizer(tokenizer: Tokenizer) -> TokenizerFile:
         content=tokenizer.file.content,
         file=tokenizer.file.name,
         name=tokenizer.name,
+    )
+
+
+def _write(writer: StoreWriter, documents: EncodedDocuments, *, sentences: bool) -> None:
+    writer.add_many(
+        documents.tokens,
+        lengths=documents.lengths,
+        sentence_lengths=documents.sentence_lengths if sentences else None,
+        doc_sentences=documents.doc_sentences if sentences else None,
     )
 
 
@@ -296,6 +320,7 @@ def _provenance(report: PreprocessReport, *, config: PreprocessConfig) -> dict[s
         "layout": config.layout,
         "on_error": config.on_error,
         "text_unit": config.text_unit,
+        "sentences": asdict(config.sentences) if config.sentences else None,
         "tokenizer": config.tokenizer.kind,
         "allow_special_tokens": config.tokenizer.allow_special,
     }

@@ -13,6 +13,7 @@ __all__ = [
     "Problem",
     "ProblemKind",
     "json_object",
+    "member_sentences",
     "member_text",
     "notes",
     "plain_text",
@@ -87,10 +88,21 @@ def member_text(record: dict[str, object], *, key: str, escaped: bool) -> str:
         raise RecordError("no-key", f"no key {key!r} (it has: {others or 'none'})")
     text = record[key]
     if not isinstance(text, str):
-        raise RecordError("not-text", f"{key!r} holds {_json_name(text)}, not text")
+        raise RecordError("not-text", f"{key!r} holds {_json_name(text)}, not text{_hint(text)}")
     if escaped:
         _check_pairs(text)
     return text
+
+
+def member_sentences(record: dict[str, object], *, key: str, escaped: bool) -> list[str]:
+    """Return the sentences under a key that holds a list of them.
+
+    Raises:
+        RecordError: One of them is no text.
+    """
+    value = record[key]
+    sentences = value if isinstance(value, list) else [value]
+    return [member_text({key: each}, key=key, escaped=escaped) for each in sentences]
 
 
 def _check_pairs(text: str) -> None:
@@ -124,6 +136,11 @@ def notes(text: str) -> Sequence[tuple[ProblemKind, str]]:
     if len(text) > HUGE:
         found.append(("huge", f"{len(text):,} characters in one document"))
     return found
+
+
+def _hint(value: object) -> str:
+    is_sentences = isinstance(value, list) and all(isinstance(each, str) for each in value)
+    return " (a list of sentences is read by --split-sentences)" if is_sentences else ""
 
 
 def _json_name(value: object) -> str:
