@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch.distributed as dist
 
 from mds_train.assembly import Parts, assemble
 from mds_train.config import TrainConfig
@@ -20,6 +24,7 @@ from mds_train.events import (
     Watcher,
 )
 from mds_train.interruption import Interruption
+from mds_train.launch import distributed, read_environment
 from mds_train.resume import Origin, start_state
 from mds_train.save import save_checkpoint
 from mds_train.step import StepOutcome, train_step
@@ -65,6 +70,7 @@ def train(
         FileNotFoundError: If there is no checkpoint to start from.
         TrainingDivergedError: If too many steps in a row had to be skipped.
     """
+    _connect(config)
     parts = assemble(config)
     try:
         with Interruption(device=parts.device) as interruption:
@@ -73,6 +79,24 @@ def train(
             return run.until_done(interruption)
     finally:
         parts.close()
+
+
+def _connect(config: TrainConfig) -> None:
+    """Start torch.distributed where the caller has not: one process, or what a launcher says."""
+    if dist.is_initialized():
+        return
+    connection = contextlib.ExitStack()
+    timeout = config.parallel.timeout_seconds
+    connection.enter_context(
+        distributed(read_environment(), device=config.train.device, timeout_seconds=timeout)
+    )
+    # DeepSpeed holds on to the default group, so it stays for later runs of this process.
+    atexit.register(_disconnect, connection)
+
+
+def _disconnect(connection: contextlib.ExitStack) -> None:
+    if dist.is_initialized():  # unless the caller has ended it already
+        connection.close()
 
 
 class _Run:

@@ -218,10 +218,6 @@ def _prepare_deepspeed(device: torch.device) -> None:
         # This op is compiled at start-up, waits for ever on a stale lock and leaves 69 MB a rank in
         # /dev/shm; plain gloo is as exact.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    if not dist.is_initialized():
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group(backend, store=store, rank=0, world_size=1)
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
     _import_muon_uncompiled()
 
