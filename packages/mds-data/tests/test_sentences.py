@@ -44,3 +44,11 @@ def test_other_languages_know_no_english_abbreviations() -> None:
 @given(st.text(alphabet="aB.!? \n\"'(1。", max_size=80))
 def test_with_newlines_kept_the_sentences_are_the_text(text: str) -> None:
     assert "".join(split_sentences(text, keep_newlines=True)) == text
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("part", [".", "A. ", ".\n", " ", "\n ", "'.'", "。", "a.b"])
+def test_an_endless_line_takes_linear_time(part: str) -> None:
+    text = part * 100_000
+
+    assert "".join(split_sentences(text, keep_newlines=True)) == text

@@ -17,11 +17,14 @@ _MONTHS = "jan feb mar apr jun jul aug sep sept oct nov dec"
 _ABBREVIATIONS = frozenset(f"{_TITLES} {_LATIN} {_NAMES} {_MONTHS}".split())
 _REFERENCES = "no nos p pp vol ch sec fig figs eq eqs"
 _BEFORE_NUMBERS = frozenset(_REFERENCES.split())
+_NEAR = 64
+# Possessive and anchored at the first stop of a run: a line of a million dots takes linear time.
 _BREAK = re.compile(
     r"""
-    (?P<blank> \n[ \t\r]*\n\s* )                                  # a paragraph ends
+    (?P<blank> \n[ \t\r]*+\n\s*+ )                                  # a paragraph ends
     | (?P<wide> [\u3002\uff01\uff1f\uff61]+[\u300d\u300f\u201d\u2019)]* \s* )  # no space needed
-    | (?P<end> [.!?\u2026]+[\"'\u201d\u2019)\]]* ) \s+ (?= ["'\u201c\u2018(\[]* (?P<next> \S) )
+    | (?P<end> (?<![.!?\u2026]) [.!?\u2026]++ [\"'\u201d\u2019)\]]*+ )
+      \s++ (?= ["'\u201c\u2018(\[]* (?P<next> \S) )
     """,
     re.VERBOSE,
 )
@@ -39,7 +42,7 @@ def split_sentences(text: str, *, keep_newlines: bool = False, english: bool = T
     sentences, start = [], 0
     for match in _BREAK.finditer(text):
         if match["end"] is not None and not _ends(
-            text[start : match.start()], match, english=english
+            text[max(start, match.start() - _NEAR) : match.start()], match, english=english
         ):
             continue
         sentences.append(text[start : match.end()])
