@@ -12,9 +12,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from mds_data import TokenizerFile, write_store
 from mds_train import cli, session
+from mds_train.generate import load_model
 from mds_train.watch import read_metrics
 
 TINY = """\
@@ -110,6 +112,28 @@ def test_the_trained_model_continues_a_text(run: Path, capsys: pytest.CaptureFix
 
     assert [answer["prompt"] for answer in answers] == ["abc", "z"]
     assert all(len(answer["tokens"]) <= 5 for answer in answers)
+
+
+def test_a_run_its_checkpoints_and_the_newest_of_them_are_the_same_model(run: Path) -> None:
+    paths = (run, run / "checkpoints", run / "checkpoints/step-4")
+
+    first, *others = (load_model(path).state_dict() for path in paths)
+
+    for other in others:
+        assert all(torch.equal(other[name], tensor) for name, tensor in first.items())
+
+
+def test_a_tokenizer_that_is_missing_or_no_tokenizer_is_refused(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text("{}")
+    for path, words in ((tmp_path / "gone.json", "no such tokenizer"), (wrong, "not a tokenizer")):
+        arguments = ["generate", str(run), "--prompt", "a", "--tokenizer", str(path)]
+
+        assert cli.main(arguments) == 3
+
+        assert words in capsys.readouterr().err
 
 
 def test_a_second_run_in_the_same_folder_is_refused(

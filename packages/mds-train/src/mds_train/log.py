@@ -67,9 +67,12 @@ class ConsoleHandler(logging.Handler):
         message = record.getMessage()
         if record.levelno > logging.INFO:
             message = f"{record.levelname.lower()}: {message}"
-        style = "yellow" if record.levelno == logging.WARNING else None
+        style = "yellow" if record.levelno == logging.WARNING else ""
         style = "red" if record.levelno >= logging.ERROR else style
-        self._console.print(message, style=style, markup=False, highlight=False, soft_wrap=True)
+        from rich.text import Text
+
+        # A style given to print() itself would colour the progress bar too.
+        self._console.print(Text(message, style=style), soft_wrap=True)
 
 
 class _RankFilter(logging.Filter):

@@ -71,7 +71,7 @@ def test_a_file_that_is_its_own_base_is_refused(tmp_path: Path) -> None:
             r'table \[model\]: unknown key "num_layer"; did you mean "num_layers"',
         ),
         ("[model]\nlr = 2\n", r'table \[model\]: unknown key "lr"; it belongs to \[optimizer\]'),
-        ("[modell]\nnum_layers = 2\n", r"unknown table \[modell\]; did you mean \[model\]"),
+        ("[models]\nnum_layers = 2\n", r"unknown table \[models\]; did you mean \[model\]"),
         ("lr = 1.0\n", r'"lr" stands outside its table; write it under \[optimizer\]'),
         ("model = 3\n", r"model is a table; write its keys under \[model\]"),
         ("[model]\nnum_layers = 2.0\n", r"num_layers is 2\.0, but it must be a whole number"),

@@ -108,7 +108,10 @@ class ConsoleWatcher:
         return self._start
 
     def _say(self, text: str, *, style: str | None = None) -> None:
-        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+        from rich.text import Text
+
+        # A style given to print() itself would colour the progress bar too.
+        self._console.print(Text(text, style=style or ""), soft_wrap=True)
 
     def _step_line(self) -> str:
         """Write one line for the steps since the last one: mean loss, last rates, mean speed."""
