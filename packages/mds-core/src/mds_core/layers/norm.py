@@ -56,6 +56,7 @@ class Norm(ParallelModule):
         weight = copy(self.weight, group=self.partial_over)
         weight = weight + 1.0 if self.zero_centered else weight
         if self.bias is None:
-            return F.rms_norm(x, weight.shape, weight, self.epsilon)
+            # torch has no fused kernel for two dtypes, which autocast would bring together here.
+            return F.rms_norm(x, weight.shape, weight.to(x.dtype), self.epsilon)
         bias = copy(self.bias, group=self.partial_over)
         return F.layer_norm(x, weight.shape, weight, bias, self.epsilon)
