@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
+from mds_ckpt import open_checkpoint
+from mds_kernels.testing import run_ranks
 from mds_train.config import TrainConfig
 from mds_train.events import (
     EventReport,
@@ -46,7 +49,7 @@ class Recorder:
         return [step.loss for step in self.steps]
 
 
-def train_and_record(config: TrainConfig, resume: bool = False) -> Recorder:
+def train_and_record(config: TrainConfig, *, resume: bool = False) -> Recorder:
     """Train on the ranks that run now."""
     from mds_train import train
 
@@ -55,8 +58,27 @@ def train_and_record(config: TrainConfig, resume: bool = False) -> Recorder:
     return recorder
 
 
-def losses_of(recorders: list[Any]) -> list[float]:
-    """The losses, which every rank must have seen alike."""
-    first: list[float] = recorders[0].losses
-    assert all(recorder.losses == first for recorder in recorders)
-    return first
+def train_each(configs: Sequence[TrainConfig]) -> list[Recorder]:
+    """Train one run after the other on the ranks that run now; starting ranks is the slow part."""
+    return [train_and_record(config) for config in configs]
+
+
+def losses_on(configs: Mapping[str, TrainConfig], *, ranks: int) -> dict[str, list[float]]:
+    """Losses of these runs, each on so many ranks, which must all have seen the same."""
+    found = run_ranks(train_each, ranks, list(configs.values()), timeout=400)
+    for others in found[1:]:
+        for recorder, first in zip(others, found[0], strict=True):
+            assert recorder.losses == first.losses
+    return {name: run.losses for name, run in zip(configs, found[0], strict=True)}
+
+
+def checkpoint_differences(first: Path, second: Path) -> list[str]:
+    """States that are not bitwise equal in two checkpoints, by name."""
+    one, other = open_checkpoint(first), open_checkpoint(second)
+    assert one.states.keys() == other.states.keys()
+    return [
+        f"{state} of {name}"
+        for state, tensors in one.states.items()
+        for name, tensor in tensors.items()
+        if tensor.numpy().tobytes() != other.tensor(name, state).numpy().tobytes()
+    ]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from golden_runs import golden_folder, golden_losses, write_initial_checkpoint
-from recorded_runs import losses_of, train_and_record
+from recorded_runs import losses_on
 
-from mds_kernels.testing import TOLERANCES, run_ranks
+from mds_kernels.testing import TOLERANCES
 from mds_train.config import (
     CheckpointConfig,
     DataConfig,
@@ -20,7 +20,7 @@ from mds_train.config import (
     TrainConfig,
 )
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(420)
 
 # The original's 40 padded rows take part in its softmax, so here they are part of the vocabulary.
 GPT = ModelConfig(
@@ -78,36 +78,38 @@ def golden_config(
     )
 
 
-@pytest.mark.parametrize(
-    ("golden", "ranks", "tp_size", "zero_stage"),
-    [
-        ("traj_tp1pp1dp1_fp32", 1, 1, 0),
-        ("trajz1_tp1pp1dp1_fp32", 1, 1, 1),
-        ("traj_tp1pp1dp2_fp32", 2, 1, 0),
-        ("traj_tp1pp1dp2_fp32", 2, 1, 2),
-        ("traj_tp2pp1dp1_fp32", 2, 2, 1),
-        ("traj_tp2pp2dp2_fp32", 4, 2, 3),
-    ],
-)
-def test_gpt_losses_are_the_originals(
-    tmp_path: Path, golden: str, ranks: int, tp_size: int, zero_stage: int
-) -> None:
-    config = golden_config(
-        tmp_path, GPT, weights="init_gpt.npz", clipping=1.0, tp_size=tp_size, zero_stage=zero_stage
+RUNS = {
+    # our layout: ranks, tensor parallel, ZeRO stage; and the original's run
+    "gpt, one process, ZeRO 0": (1, 1, 0, "traj_tp1pp1dp1_fp32"),
+    "gpt, one process, ZeRO 1": (1, 1, 1, "trajz1_tp1pp1dp1_fp32"),
+    "gpt, dp 2, ZeRO 0": (2, 1, 0, "traj_tp1pp1dp2_fp32"),
+    "gpt, dp 2, ZeRO 2": (2, 1, 2, "traj_tp1pp1dp2_fp32"),
+    "gpt, tp 2, ZeRO 1": (2, 2, 1, "traj_tp2pp1dp1_fp32"),
+    "gpt, tp 2 dp 2, ZeRO 3": (4, 2, 3, "traj_tp2pp2dp2_fp32"),
+    "llama, one process, ZeRO 1": (1, 1, 1, "trajnoclip_llama_tp1pp1dp1_fp32"),
+    "llama, tp 2 dp 2, ZeRO 1": (4, 2, 1, "trajnoclip_llama_tp2pp2dp2_fp32"),
+}
+
+
+def config_of(name: str, folder: Path) -> TrainConfig:
+    llama = name.startswith("llama")
+    return golden_config(
+        folder / name.replace(", ", "-").replace(" ", ""),
+        LLAMA if llama else GPT,
+        weights="init_llama.npz" if llama else "init_gpt.npz",
+        clipping=0.0 if llama else 1.0,
+        tp_size=RUNS[name][1],
+        zero_stage=RUNS[name][2],
     )
 
-    losses = losses_of(run_ranks(train_and_record, ranks, config))
 
-    assert losses == pytest.approx(golden_losses(golden), abs=TOLERANCES["golden_loss_float32"])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_losses_are_the_originals(tmp_path: Path, ranks: int) -> None:
+    configs = {name: config_of(name, tmp_path) for name, run in RUNS.items() if run[0] == ranks}
 
+    found = losses_on(configs, ranks=ranks)
 
-@pytest.mark.parametrize(("ranks", "tp_size"), [(1, 1), (4, 2)])
-def test_llama_losses_are_the_originals(tmp_path: Path, ranks: int, tp_size: int) -> None:
-    config = golden_config(
-        tmp_path, LLAMA, weights="init_llama.npz", clipping=0.0, tp_size=tp_size, zero_stage=1
-    )
-
-    losses = losses_of(run_ranks(train_and_record, ranks, config))
-
-    golden = golden_losses("trajnoclip_llama_tp1pp1dp1_fp32")
-    assert losses == pytest.approx(golden, abs=TOLERANCES["golden_loss_float32"])
+    for name, losses in found.items():
+        golden = golden_losses(RUNS[name][3])
+        tolerance = TOLERANCES["golden_loss_float32"]
+        assert losses == pytest.approx(golden, abs=tolerance), name

@@ -205,7 +205,7 @@ def test_a_checkpoint_of_another_model_is_refused(folder: Path) -> None:
 def test_a_vocabulary_that_is_too_small_is_refused(folder: Path) -> None:
     other = replace(tiny_config(folder).model, vocab_size=90)
 
-    with pytest.raises(ValueError, match=r"a vocabulary of 100 tokens, but model\.vocab_size is 90"):
+    with pytest.raises(ValueError, match=r"vocabulary of 100 tokens, but model\.vocab_size is 90"):
         run_here(elsewhere(tiny_config(folder, model=other), folder / "again"))
 
 

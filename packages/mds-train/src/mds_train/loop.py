@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from mds_train.assembly import Parts, assemble
+from mds_train.assembly import Parts, assemble, choose_device
 from mds_train.config import TrainConfig
 from mds_train.evaluation import evaluate
 from mds_train.events import (
@@ -71,14 +71,14 @@ def train(
         TrainingDivergedError: If too many steps in a row had to be skipped.
     """
     _connect(config)
-    parts = assemble(config)
-    try:
-        with Interruption(device=parts.device) as interruption:
+    with Interruption(device=choose_device(config.train.device)) as interruption:
+        parts = assemble(config)
+        try:
             origin = start_state(parts, resume=resume)
             run = _Run(parts, origin, watchers=watchers)
             return run.until_done(interruption)
-    finally:
-        parts.close()
+        finally:
+            parts.close()
 
 
 def _connect(config: TrainConfig) -> None:
