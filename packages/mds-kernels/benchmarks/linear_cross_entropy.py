@@ -30,10 +30,9 @@ def main():
 
     print(f"torch {torch.__version__}, {platform.processor() or platform.machine()}, ", end="")
     print(f"{arguments.threads} thread(s), {arguments.repeats} repeats\n")
-    print(
-        "| tokens x hidden x vocabulary | dtype | contestant | time / ours | peak / ours | peak MiB "
-        "| loss error |\n|---|---|---|---|---|---|---|"
-    )
+    columns = ["tokens x hidden x vocabulary", "dtype", "contestant", "time / ours", "peak / ours"]
+    columns += ["peak MiB", "loss error"]
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
     for size in (LARGEST,) if arguments.largest else SIZES:
         for dtype in ("float32", "bfloat16"):
             show(replace(size, dtype=dtype, threads=arguments.threads), arguments.repeats)

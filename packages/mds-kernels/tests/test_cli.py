@@ -1,10 +1,11 @@
 import json
 import os
+import sys
 from dataclasses import replace
 
 import pytest
 
-from mds_kernels import cli
+from mds_kernels import bench, cli
 from mds_kernels.apex_state import inspect_apex
 from mds_kernels.cli import main
 
@@ -91,15 +92,30 @@ def test_a_device_that_is_not_here_is_an_environment_error(capsys):
     assert "sees no CUDA device" in capsys.readouterr().err
 
 
-def test_bench_measures_every_contestant(capsys):
-    size = ["--tokens", "16", "--hidden-size", "8", "--vocab-size", "32", "--repeats", "1"]
+def test_bench_measures_time_memory_and_error(capsys, monkeypatch):
+    # One contestant, as each is measured once more in a process of its own.
+    ours = {"mds_kernels": bench.CONTESTANTS["mds_kernels"]}
+    monkeypatch.setattr(bench, "CONTESTANTS", ours)
+    size = ["--tokens", "512", "--hidden-size", "64", "--vocab-size", "8192", "--repeats", "1"]
 
     assert main(["bench", "--json", *size]) == 0
 
     told = json.loads(capsys.readouterr().out)
-    assert told["workload"]["vocab_size"] == 32
-    assert told["figures"][0]["contestant"] == "mds_kernels"
-    assert all(figure["loss_error"] < 1e-5 for figure in told["figures"])
+    (figure,) = told["figures"]
+    assert told["workload"]["vocab_size"] == 8192
+    assert figure["contestant"] == "mds_kernels"
+    assert figure["seconds"] > 0
+    assert figure["loss_error"] < 1e-5
+    if sys.platform == "linux":  # whole fp32 logits and their gradient would be 32 MiB
+        assert 0 < figure["peak_mebibytes"] < 32
+
+
+def test_all_contestants_compute_the_same_loss():
+    inputs = bench.Workload(tokens=16, hidden_size=8, vocab_size=32).inputs()
+
+    losses = [float(contestant(*inputs).detach()) for contestant in bench.CONTESTANTS.values()]
+
+    assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-5)
 
 
 @pytest.mark.parametrize("arguments", [[], ["nonsense"], ["bench", "--tokens", "0"]])

@@ -43,6 +43,7 @@ def test_it_compiles_into_one_graph_with_the_same_gradients(op):
     def call(**inputs):
         return check.run(**inputs, **check.arguments)
 
+    torch.compiler.reset()  # each op is a recompilation of the same few lines
     compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
 
     ours = gradients_of(compiled, inputs, leaves)
@@ -152,7 +153,7 @@ def test_dropout_without_a_mask_draws_from_torch():
 
     result = bias_dropout_add(x, None, residual, probability=0.25)
 
-    assert set(result.unique().tolist()) == {0.0, pytest.approx(4 / 3)}
+    assert result.unique().tolist() == pytest.approx([0.0, 4 / 3])
     assert 0.7 < (result > 0).float().mean() < 0.8
 
 

@@ -34,4 +34,5 @@ def test_console_blocks_succeed(command, tmp_path, monkeypatch):
 
 
 def test_there_are_three_examples():
-    assert len(blocks("python")) + len(blocks("console")) >= 4  # installation and three more
+    assert len(blocks("python")) == 2
+    assert len(blocks("console")) == 2  # installation, and verify with doctor

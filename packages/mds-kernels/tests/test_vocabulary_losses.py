@@ -294,6 +294,7 @@ def test_it_compiles_into_one_graph(recompute):
         losses = cross_entropy(logits, labels, vocab_size=VOCABULARY)
         return linear_cross_entropy(hidden, weight, labels, **given).loss_sum + losses.sum()
 
+    torch.compiler.reset()
     compiled = torch.compile(both, backend="aot_eager", fullgraph=True)
 
     ours = gradients(compiled(hidden, weight), hidden, weight)
