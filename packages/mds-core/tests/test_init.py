@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mds_core.init import normal, scaled_std
-from mds_core.philox import key_of, philox, standard_normal
+from mds_core.philox import key_of, philox, splitmix, standard_normal
 
 
 def word(value: int) -> torch.Tensor:
@@ -35,6 +35,17 @@ def test_philox_gives_the_authors_known_answers(counter, key, expected) -> None:
     words = philox(key, tuple(word(value) for value in counter))
 
     assert [int(value) for value in words] == expected
+
+
+def test_splitmix_gives_the_numbers_of_its_reference() -> None:
+    """The first numbers from the seed 1234567, as published with the algorithm."""
+    numbers = splitmix(word(1234567), torch.arange(3))
+
+    assert [int(number) % 2**64 for number in numbers] == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+    ]
 
 
 def test_keys_depend_on_every_part_and_its_type() -> None:
