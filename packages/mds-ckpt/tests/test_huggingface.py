@@ -83,7 +83,7 @@ def test_out_and_back_is_bitwise_the_same(tmp_path: Path, family: str) -> None:
     assert out.dropped == {"exp_avg: the format holds weights only": len(first.tensors)}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_random_models_go_out_and_back(tmp_path_factory: Any, data: Any) -> None:
     tmp_path = tmp_path_factory.mktemp("hf")
