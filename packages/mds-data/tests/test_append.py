@@ -106,3 +106,15 @@ def test_a_wrong_path_leaves_no_lock(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no such store"):
         append_documents(tmp_path / "nothing", [[1]])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_files_of_others_are_left_alone(tmp_path):
+    path = tmp_path / "s"
+    write_small(path, random_documents(3))
+    for name in ("notes.r9", "tokens/c/mine.r2"):
+        (path / name).write_text("mine")
+    (path / "tokens/c/7.r9").write_text("left by a writer that died")
+    append_documents(path, [[1]])
+    assert (path / "notes.r9").exists()
+    assert (path / "tokens/c/mine.r2").exists()
+    assert not (path / "tokens/c/7.r9").exists()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from store_material import assert_holds, random_documents, write_small
 
-from mds_data import DamagedError, ManifestError, StoreError, StoreWriter, open_store
+from mds_data import DamagedError, DataError, ManifestError, StoreError, StoreWriter, open_store
 from mds_data.append import append_documents
 from mds_data.folder import read_manifest
 from mds_data.schema import manifest_to_json
@@ -46,7 +46,7 @@ def test_a_store_says_what_it_is(path, documents):
         with pytest.raises(KeyError, match="has no column 'language'"):
             store.column("language")
         with pytest.raises(StoreError, match="keeps no sentences"):
-            store.sentence_length  # noqa: B018
+            _ = store.sentence_length
 
 
 def test_many_shards_open_with_one_scan(tmp_path, monkeypatch):
@@ -88,7 +88,7 @@ def test_a_store_can_be_opened_while_it_grows(path, documents):
                 store = open_store(path)
                 assert len(store) >= 30
                 store.tokens(0, 5)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the test has to show it
+            except Exception as error:  # noqa: BLE001 - whatever it is, the test shows it
                 failures.append(repr(error))
 
     reader = threading.Thread(target=read)
@@ -148,7 +148,7 @@ def test_tokens_of_another_type_are_refused(path):
 def test_arrays_of_another_length_are_refused(path):
     rewritten(path, counts=replace(read_manifest(path)[0].counts, documents=31))
     with pytest.raises(DamagedError, match="doc_start: holds 30 entries for 31 documents"):
-        open_store(path).doc_start  # noqa: B018
+        _ = open_store(path).doc_start
 
 
 def test_hostile_metadata_is_refused_in_one_sentence(path):
@@ -162,6 +162,31 @@ def test_hostile_metadata_is_refused_in_one_sentence(path):
         with pytest.raises(ManifestError, match=r"tokens/zarr\.json: ") as caught:
             open_store(path)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("layout", ["hot", "archive"])
+def test_damage_anywhere_is_an_error_or_harmless(tmp_path, documents, layout):
+    """What is read is right, or an error of ours says why it can't be."""
+    path = tmp_path / "t"
+    write_small(path, documents, layout=layout)
+    random = np.random.default_rng(3)
+    files = sorted(item for item in path.rglob("*") if item.is_file())
+    noticed = []
+    for _ in range(150):
+        file = files[random.integers(len(files))]
+        data = file.read_bytes()
+        broken = bytearray(data)
+        for position in random.integers(0, len(data), random.integers(1, 4)):
+            broken[position] ^= 1 << int(random.integers(8))
+        file.write_bytes(broken)
+        try:
+            assert_holds(open_store(path), documents)
+        except DataError as error:
+            noticed.append(str(error))
+        file.write_bytes(data)
+    assert len(noticed) > 100
+    assert not any("\n" in message for message in noticed)
+    assert_holds(open_store(path), documents)
 
 
 def test_a_part_shows_its_arrays(path):

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import tracemalloc
 
@@ -6,7 +7,13 @@ import pytest
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_material import VOCAB_SIZE, assert_holds, random_documents, write_small
+from store_material import (
+    VOCAB_SIZE,
+    assert_holds,
+    case_folder,
+    random_documents,
+    write_small,
+)
 
 from mds_data import StoreError, StoreWriter, TokenizerFile, open_store, write_store
 
@@ -191,3 +198,22 @@ def test_memory_does_not_grow_with_the_store(tmp_path):
     tracemalloc.stop()
 
     assert peak < 4 * 2**20  # the store holds 20 MB
+
+
+@pytest.mark.parametrize("chunk", [7, 999, 1000, 10**6])
+def test_documents_over_the_edges_of_chunks_and_shards_stay_whole(tmp_path, chunk):
+    """The inputs of a bug report: writers that shared a shard lost a third of the data."""
+    folder = case_folder("B12")
+    facts = json.loads((folder / "expected.json").read_text())
+    lines = (folder / "in.jsonl").read_text().splitlines()
+    documents = [[*json.loads(line)["text"].encode(), 256] for line in lines]
+
+    write_small(tmp_path / "s", documents, chunk_tokens=chunk, chunks_per_shard=64)
+
+    store = open_store(tmp_path / "s")
+    row = store.tokens(0, store.num_positions)
+    digest = hashlib.sha256(row.astype("<u4").tobytes()).hexdigest()
+    assert len(store) == facts["documents"]
+    assert len(row) == facts["total_tokens"]
+    assert row[:20].tolist() == facts["first_20_tokens"]
+    assert digest == facts["sha256 of the token stream as little-endian uint32"]

@@ -9,6 +9,7 @@ stop the process at each of them.
 
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -30,6 +31,8 @@ __all__ = [
 ]
 
 _PARTIAL = ".partial-"
+_ARRAY_FILE = re.compile(r"[^.]+/(c/[0-9]+|zarr\.json)")
+"""Files of arrays; a file of someone else that happens to end like ours is left alone."""
 
 
 class FileOperations:
@@ -225,7 +228,7 @@ def settle(
         if not dot or not revision.isdecimal():
             continue
         if base not in manifest.files or int(revision) != manifest.revision:
-            if base in manifest.files or base == MANIFEST_NAME or int(revision) > manifest.revision:
+            if base in manifest.files or base == MANIFEST_NAME or _ARRAY_FILE.fullmatch(base):
                 operations.remove(root / relative)
             continue
         final = root / base

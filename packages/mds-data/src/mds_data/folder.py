@@ -134,29 +134,30 @@ def _survey(
     root: Path, manifest: Manifest
 ) -> tuple[dict[str, int], frozenset[str], dict[str, str]]:
     """Size of every plain file present, the named ones that wait for a rename, and problems."""
-    folders = {path[:end] for path in manifest.files for end in [0, *_positions(path, "/")]}
+    folders = {path.rpartition("/")[0] for path in manifest.files}
+    folders |= {folder[:end] for folder in folders for end in _positions(folder, "/")} | {""}
     sizes: dict[str, int] = {}
     odd: dict[str, str] = {}
-    for folder in sorted(folders | {""}):
+    for folder in sorted(folders):
         if not any(folder == link or folder.startswith(f"{link}/") for link in odd):
             _scan_folder(root, folder, sizes, odd)
-    waiting = {path: pending_name(path, revision=manifest.revision) for path in manifest.files}
-    pending = frozenset(path for path, name in waiting.items() if name in sizes)
+    suffix = pending_name("", revision=manifest.revision)
+    waiting = {name.removesuffix(suffix) for name in sizes if name.endswith(suffix)}
+    pending = frozenset(waiting & manifest.files.keys())
     problems = {}
     for path, record in manifest.files.items():
-        reason = _problem(path, waiting[path], record, sizes=sizes, odd=odd)
-        if reason:
-            problems[path] = f"{root / path}: {reason}"
+        size = sizes.get(path + suffix) if path in pending else sizes.get(path)
+        if size != record.size or odd:
+            reason = _problem(path, record, size=size, odd=odd)
+            if reason:
+                problems[path] = f"{root / path}: {reason}"
     return sizes, pending, problems
 
 
-def _problem(
-    path: str, waiting: str, record: FileRecord, *, sizes: dict[str, int], odd: dict[str, str]
-) -> str | None:
-    for end in [*_positions(path, "/"), len(path)]:
+def _problem(path: str, record: FileRecord, *, size: int | None, odd: dict[str, str]) -> str | None:
+    for end in [*_positions(path, "/"), len(path)] if odd else []:
         if path[:end] in odd:
             return odd[path[:end]]
-    size = sizes.get(waiting, sizes.get(path))
     if size is None:
         return "is missing, and the manifest lists it; restore it from a copy"
     if size != record.size:

@@ -48,6 +48,8 @@ _NO_DIGEST = "0" * 64
 """Stands for the manifest's own digest while that is computed."""
 _LARGEST = 2**62
 _HEX64 = re.compile(r"[0-9a-f]{64}")
+_PART = r'(?!\.{1,2}(?:/|$))[^\x00-\x1f\x7f\\:*?"<>|/]+'
+_SAFE_PATH = re.compile(f"{_PART}(?:/{_PART})*")
 _VERSION = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})")
 
 
@@ -195,13 +197,11 @@ def parse_json(data: bytes, *, name: str) -> dict[str, Any]:
 
 def check_relative_path(path: str, *, name: str) -> str:
     """Return ``path`` if it stays inside the store's folder on every system, else raise."""
-    parts = path.split("/")
-    control = any(ord(letter) < 32 or ord(letter) == 127 for letter in path)
-    if control or any(letter in path for letter in '\\:*?"<>|') or len(path) > 1024:
-        raise ManifestError(f"{name}: the path {path[:100]!r} holds characters that no store uses")
-    if any(part in {"", ".", ".."} for part in parts):
+    if _SAFE_PATH.fullmatch(path) and len(path) <= 1024:
+        return path
+    if any(part in {"", ".", ".."} for part in path.split("/")):
         raise ManifestError(f"{name}: the path {path[:100]!r} leaves the store's folder")
-    return path
+    raise ManifestError(f"{name}: the path {path[:100]!r} holds characters that no store uses")
 
 
 class _Members:
@@ -269,16 +269,6 @@ class _Members:
             for index, value in enumerate(values)
         ]
 
-    def items(self, member: str) -> list[tuple[str, "_Members"]]:
-        value = self.raw(member)
-        if not isinstance(value, dict):
-            self.fail(member, "must be an object")
-        place = self._place(member)
-        return [
-            (key, _Members(item, name=self._name, where=f"{place}[{key[:80]!r}]"))
-            for key, item in value.items()
-        ]
-
     def path(self, member: str) -> str:
         return check_relative_path(self.text(member), name=self._name)
 
@@ -339,11 +329,10 @@ def _check_readable(members: _Members, *, name: str) -> None:
     matched = _VERSION.fullmatch(written)
     if not matched:
         members.fail("format_version", f"must be MAJOR.MINOR, not {written!r}")
-    ours = FORMAT_VERSION.split(".")[0]
-    reads = f"mds-data {package_version()} reads version {ours}.x"
-    if matched[1] != ours:
+    if matched[1] != FORMAT_VERSION.split(".")[0]:
         raise ManifestError(
-            f"{name}: the store has format version {written}, and {reads}; "
+            f"{name}: the store has format version {written}, and mds-data {package_version()} "
+            f"reads version {FORMAT_VERSION.split('.')[0]}.x; "
             f"install an mds-data that reads version {matched[1]}.x"
         )
     requires = members.raw("requires")
@@ -419,10 +408,14 @@ def _is_fraction_range(bounds: object) -> bool:
 
 def _files(members: _Members, *, name: str) -> dict[str, FileRecord]:
     files: dict[str, FileRecord] = {}
-    for path, item in members.items("files"):
+    records = members.raw("files")
+    if not isinstance(records, dict):
+        members.fail("files", "must be an object")
+    for path, record in records.items():
         check_relative_path(path, name=name)
         if path == MANIFEST_NAME:
             members.fail("files", "names the manifest itself")
+        item = _Members(record, name=name, where=f"files[{path[:80]!r}]")
         files[path] = FileRecord(size=item.integer("size"), sha256=item.digest("sha256"))
     return files
 

@@ -176,6 +176,7 @@ def _frame_content_size(frame: bytes) -> int | None:
     return int.from_bytes(frame[start : start + width], "little") + (256 if width == 2 else 0)
 
 
+@cache
 def _zstd() -> Any:
     # 0.3 s of import that the hot layout never needs
     return importlib.import_module("numcodecs.zstd").Zstd(level=_ZSTD_LEVEL)
