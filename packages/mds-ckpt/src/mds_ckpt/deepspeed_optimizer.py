@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from mds_ckpt.archive import TorchFile
 from mds_ckpt.assemble import Assembly, Fragment, MissingTensor
 from mds_ckpt.checkpoint import LazyTensor
 from mds_ckpt.deepspeed_folder import Listing
 from mds_ckpt.errors import RejectedError
-from mds_ckpt.indexed_state import IndexedError, indexed_parts
+from mds_ckpt.indexed_state import IndexedError, indexed_groups, indexed_parts
 from mds_ckpt.legacy_model import Degrees, ModelReading, known_name
 from mds_ckpt.naming import Named, flatten
 from mds_ckpt.pipeline_names import PipelineNames
@@ -107,10 +108,23 @@ class OptimizerFiles:
             try:
                 states = [optimizer_state(file) for file in files]
                 stage = stage_of(states[0])
+                self._keep_groups(states[0])
                 self._add_parts(assembly, rank, files, stage_3=is_stage_3(states[0]))
             except ZeroError as error:
                 self._no_optimizer(files[0].path, str(error), stage)
         return stage
+
+    def _keep_groups(self, state: Mapping[str, Any]) -> None:
+        """Hyperparameters are the same on every rank; the names are gathered from all of them."""
+        base = state.get("base_optimizer_state") or state.get("optimizer_state_dict")
+        groups = base.get("param_groups") if isinstance(base, Mapping) else None
+        names: list[dict[str, None]] = []
+        for rank in range(self._degrees.tp * self._degrees.pp):
+            for index, group in enumerate(self._param_shapes(rank) or ()):
+                names.extend({} for _ in range(index + 1 - len(names)))
+                resolved = (self._resolve(name) for name in group)
+                names[index].update({named.name: None for named in resolved if named is not None})
+        self._reading.keep_groups(groups, state.get("loss_scaler"), [list(n) for n in names])
 
     def _no_optimizer(self, path: Path, reason: str, stage: int) -> None:
         if stage == 3:
@@ -206,3 +220,5 @@ class OptimizerFiles:
                 return
             for part, shape in parts:
                 self._add_part(assembly, rank, part, shape)
+            groups = indexed_groups(file.value["optimizer"])
+            self._reading.keep_groups(groups, file.value["optimizer"].get("loss_scaler"), [])

@@ -15,7 +15,7 @@ from mds_ckpt.assemble import TorchSource
 from mds_ckpt.records import TensorRef
 from mds_ckpt.zero import MASTER, FlatPart
 
-__all__ = ["IndexedError", "indexed_parts", "indexed_step"]
+__all__ = ["IndexedError", "indexed_groups", "indexed_parts", "indexed_step"]
 
 _MASTERS = ("fp32_groups", "fp32_from_fp16_params", "fp32_from_fp16")
 _FLAT_MASTERS = "fp32_groups_flat"
@@ -51,6 +51,15 @@ def indexed_parts(
         if isinstance(optimizer.get(key), list):
             yield from _master_parts(file, optimizer[key], matched)
             return
+
+
+def indexed_groups(optimizer: Any) -> list[Any] | None:
+    """The optimizer's parameter groups with their hyperparameters, or None."""
+    try:
+        groups: list[Any] = _torch_state(optimizer)["param_groups"]
+    except IndexedError:
+        return None
+    return groups
 
 
 def indexed_step(file: TorchFile, optimizer: Any) -> int | None:

@@ -17,7 +17,7 @@ from mds_ckpt.manifest import ModelRecord
 from mds_ckpt.naming import Named, canonical_name
 from mds_ckpt.qkv import detect_layout
 from mds_ckpt.read_options import ReadOptions
-from mds_ckpt.records import Namespace
+from mds_ckpt.records import Namespace, Opaque
 from mds_ckpt.reshard import ModelFacts
 
 __all__ = ["Degrees", "ModelReading", "args_of", "known_name", "read_degrees"]
@@ -92,6 +92,8 @@ class ModelReading:
     dropped: frozenset[str] = frozenset()
     """Canonical names that the checkpoint holds and the model does not need."""
     notes: list[str] = field(default_factory=list)
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    """``groups`` and ``loss_scaler``, as a reader found them."""
     args: Mapping[str, Any] = field(init=False)
     family: str = field(init=False)
     facts: ModelFacts = field(init=False)
@@ -126,6 +128,21 @@ class ModelReading:
     def dtype(self) -> str:
         """The number type that the run computed in."""
         return weight_dtype(self.args)
+
+    def keep_groups(self, groups: Any, scaler: Any, names: Sequence[Sequence[str]]) -> None:
+        """Remember the optimizer's hyperparameters, and which parameters they are for."""
+        if "groups" in self.optimizer or not isinstance(groups, list):
+            return
+        kept = []
+        for index, group in enumerate(groups):
+            if not isinstance(group, Mapping):
+                return
+            settings = {key: plain(value) for key, value in group.items() if key != "params"}
+            mine = list(names[index]) if index < len(names) else []
+            kept.append({**settings, "parameters": mine})
+        self.optimizer["groups"] = kept
+        if isinstance(scaler, Opaque) and isinstance(scaler.state, dict):
+            self.optimizer["loss_scaler"] = {"class": str(scaler.cls), **plain(scaler.state)}
 
     def note(self, sentence: str) -> None:
         """Keep a sentence for the user, once."""
@@ -263,6 +280,7 @@ class ModelReading:
                 "step": step,
                 "groups": [],
                 "loss_scaler": None,
+                **self.optimizer,
             }
         return training
 

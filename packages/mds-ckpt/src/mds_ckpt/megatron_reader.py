@@ -13,7 +13,7 @@ from mds_ckpt.archive import TorchFile, open_torch_file
 from mds_ckpt.assemble import Assembly, Fragment, TorchSource
 from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.errors import RejectedError
-from mds_ckpt.indexed_state import IndexedError, indexed_parts, indexed_step
+from mds_ckpt.indexed_state import IndexedError, indexed_groups, indexed_parts, indexed_step
 from mds_ckpt.legacy_model import Degrees, ModelReading, args_of, known_name
 from mds_ckpt.naming import Named, flatten
 from mds_ckpt.read_options import ReadOptions
@@ -216,6 +216,7 @@ class _Reader:
         except IndexedError as error:
             self._reading.note(f"{rank.file.path.parent.name}: {error}; moments are not read")
             return
+        self._reading.keep_groups(indexed_groups(optimizer), None, [])
         for part, shape in parts:
             chunk, _, name = part.name.partition(":")
             named = self._named(rank, name, int(chunk))

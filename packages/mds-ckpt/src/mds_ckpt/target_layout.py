@@ -136,6 +136,12 @@ class LocalTensor:
         self.name = dtype
         self.shape = shard.local_shape
 
+    def cut_rows(self, rows: int) -> LocalTensor:
+        """The same without the padding rows behind the first ``rows``."""
+        local = (rows, *self.shape[1:])
+        shard = Shard(self._shard.shape, local, self._shard.dim, self._shard.ranges)
+        return LocalTensor(self._tensor, shard, self.name, self._losses)
+
     @property
     def dtype(self) -> Any:
         """Numpy element type."""

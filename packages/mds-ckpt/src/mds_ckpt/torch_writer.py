@@ -8,7 +8,8 @@ its values when its turn comes, so memory holds one at a time.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, Protocol
@@ -20,7 +21,7 @@ from mds_ckpt.file_operations import REAL, FileOperations
 from mds_ckpt.records import EnumRecord, Global, Namespace, NumpyArray, Opaque, TorchDtype
 from mds_ckpt.zip_writer import ZipWriter
 
-__all__ = ["ArrayLike", "ordered", "save_torch_file", "size"]
+__all__ = ["ArrayLike", "StreamedArray", "ordered", "save_torch_file", "size"]
 
 _STORAGES: Mapping[str, str] = MappingProxyType(
     {
@@ -53,6 +54,24 @@ class ArrayLike(Protocol):
 
     def numpy(self) -> np.ndarray[Any, np.dtype[Any]]:
         """The values."""
+
+
+class StreamedArray(ABC):
+    """A long flat tensor that is written block by block and never held whole."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """Extents."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> Any:
+        """Numpy element type."""
+
+    @abstractmethod
+    def blocks(self) -> Iterator[np.ndarray[Any, np.dtype[Any]]]:
+        """The values in order."""
 
 
 def ordered(pairs: Mapping[Any, Any]) -> Opaque:
@@ -98,11 +117,17 @@ class _Disk:
         self._operations.write(self._stream, memoryview(data))
 
 
-def _blocks(array: np.ndarray[Any, np.dtype[Any]] | ArrayLike) -> Sequence[memoryview]:
+def _blocks(array: np.ndarray[Any, np.dtype[Any]] | ArrayLike) -> Iterable[memoryview]:
+    if isinstance(array, StreamedArray):
+        return map(_bytes_of, array.blocks())
     values = np.asarray(array) if isinstance(array, np.ndarray | np.generic) else array.numpy()
-    flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-    view: memoryview = flat.data
+    view = _bytes_of(values)
     return [view[at : at + _BLOCK] for at in range(0, len(view), _BLOCK)]
+
+
+def _bytes_of(values: np.ndarray[Any, np.dtype[Any]]) -> memoryview:
+    flat: memoryview = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+    return flat
 
 
 class _Pickler:

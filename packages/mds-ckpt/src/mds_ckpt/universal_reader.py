@@ -66,6 +66,7 @@ def read_universal(folder: Path, options: ReadOptions) -> Checkpoint:
     for name, path in parameters.items():
         reader.add(assembly, name, path)
     states = _with_weights(assembly.states(), reading)
+    reader.keep_groups(folder / "zero" / "optimizer_state.pt")
     step = reader.step()
     return reading.checkpoint("universal", states, degrees, zero_stage=None, step=step)
 
@@ -191,6 +192,14 @@ class _Reader:
                 remedy="check that both are of one checkpoint",
             )
         return stored
+
+    def keep_groups(self, path: Path) -> None:
+        """Remember the optimizer's hyperparameters, where the conversion kept them."""
+        if path.exists():
+            state = open_torch_file(path).value
+            if isinstance(state, dict):
+                groups, scaler = state.get("param_groups"), state.get("loss_scaler")
+                self._reading.keep_groups(groups, scaler, [])
 
     def step(self) -> int | None:
         """The optimizer's count of steps, from any parameter's."""

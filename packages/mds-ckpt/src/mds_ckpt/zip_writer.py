@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Protocol
 
 __all__ = ["ZipWriter"]
@@ -32,7 +32,7 @@ class ZipWriter:
         self._stream.write(data)
         self._at += len(data)
 
-    def add(self, name: str, blocks: Sequence[bytes | memoryview]) -> None:
+    def add(self, name: str, blocks: Iterable[bytes | memoryview]) -> None:
         """Write one member, its content in blocks."""
         raw = f"{self._root}/{name}".encode()
         at = self._at

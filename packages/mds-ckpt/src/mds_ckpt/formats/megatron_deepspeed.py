@@ -8,6 +8,7 @@ from pathlib import Path
 from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.errors import RejectedError
 from mds_ckpt.formats import Format, Problem
+from mds_ckpt.plan import Options, Plan
 from mds_ckpt.read_options import ReadOptions
 
 NAME = "deepspeed"
@@ -54,10 +55,20 @@ def check(checkpoint: Checkpoint, data: bool) -> Iterator[Problem]:  # noqa: FBT
     yield from check_deepspeed(checkpoint, data=data)
 
 
+def plan_deepspeed(checkpoint: Checkpoint, options: Options) -> Plan:
+    """How to write a checkpoint for Megatron-DeepSpeed's pipeline."""
+    from mds_ckpt.target_layout import TargetLayout
+    from mds_ckpt.writers.deepspeed import plan
+
+    layout = TargetLayout(tp_size=options.tp_size, pp_size=options.pp_size)
+    return plan(checkpoint, options, layout=layout)
+
+
 FORMAT = Format(
     name=NAME,
     title="Megatron-DeepSpeed checkpoint",
     detect=detect,
     open=open_deepspeed,
+    plan=plan_deepspeed,
     check=check,
 )

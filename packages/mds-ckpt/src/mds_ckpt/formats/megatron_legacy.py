@@ -70,10 +70,12 @@ def check(checkpoint: Checkpoint, data: bool) -> Iterator[Problem]:  # noqa: FBT
 
 
 def plan_megatron(checkpoint: Checkpoint, options: Options) -> Plan:
-    """How to write a checkpoint for Megatron, to one rank."""
+    """How to write a checkpoint for Megatron."""
+    from mds_ckpt.target_layout import TargetLayout
     from mds_ckpt.writers.megatron import plan
 
-    return plan(checkpoint, options)
+    layout = TargetLayout(tp_size=options.tp_size, pp_size=options.pp_size)
+    return plan(checkpoint, options, layout=layout)
 
 
 FORMAT = Format(

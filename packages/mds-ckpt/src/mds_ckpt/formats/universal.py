@@ -7,6 +7,7 @@ from pathlib import Path
 from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.errors import RejectedError
 from mds_ckpt.formats import Format
+from mds_ckpt.plan import Options, Plan, refuse_layout
 from mds_ckpt.read_options import ReadOptions
 
 
@@ -42,9 +43,18 @@ def open_universal(path: Path, options: ReadOptions | None = None) -> Checkpoint
     return read_universal(folder, options or ReadOptions())
 
 
+def plan_universal(checkpoint: Checkpoint, options: Options) -> Plan:
+    """How to write a universal checkpoint; it has no layout."""
+    from mds_ckpt.writers.universal import plan
+
+    refuse_layout(options, "a universal checkpoint")
+    return plan(checkpoint, options)
+
+
 FORMAT = Format(
     name="universal",
     title="DeepSpeed universal checkpoint",
     detect=detect,
     open=open_universal,
+    plan=plan_universal,
 )

@@ -1,0 +1,137 @@
+"""Any GPT written as DeepSpeed's universal checkpoint: model files, and one folder a parameter.
+
+Names and model files are those of the pipeline form. The tensors are whole, joined over ranks as
+``ds_to_universal`` joins them, so that DeepSpeed cuts them for any layout when it loads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mds_ckpt.checkpoint import Checkpoint
+from mds_ckpt.errors import UnsupportedError
+from mds_ckpt.file_operations import FileOperations, write_file
+from mds_ckpt.naming import Named, megatron_order
+from mds_ckpt.pipeline_form import VERSION, PipelineForm, step_tensor
+from mds_ckpt.plan import Loss, Options, Plan
+from mds_ckpt.target_layout import LocalTensor, TargetLayout
+from mds_ckpt.target_ranks import MOMENTS, local_tensors, merged_losses
+from mds_ckpt.torch_writer import save_torch_file
+
+__all__ = ["plan"]
+
+
+def plan(checkpoint: Checkpoint, options: Options) -> Plan:
+    """What writing ``checkpoint`` as a universal checkpoint takes. Reads no tensor data.
+
+    Args:
+        checkpoint: Any opened checkpoint of a GPT.
+        options: Type and vocabulary.
+
+    Raises:
+        UnsupportedError: Megatron-DeepSpeed has no words for the model, or the optimizer's state
+            is missing, without which DeepSpeed does not load the format.
+    """
+    return _Writer(checkpoint, options).plan()
+
+
+class _Writer:
+    def __init__(self, checkpoint: Checkpoint, options: Options) -> None:
+        # One rank: the tensors are whole, and the rows of thirds lie as one rank has them.
+        self._form = PipelineForm(checkpoint, options, TargetLayout())
+        self._checkpoint = checkpoint
+        if not self._form.target.has_optimizer:
+            raise UnsupportedError(
+                checkpoint.path,
+                "it has no complete optimizer state, without which DeepSpeed does not load "
+                "universal checkpoints",
+                remedy="convert it with --to deepspeed",
+            )
+
+    def plan(self) -> Plan:
+        files = dict(self._files())
+        tensors = [tensor for value in files.values() for tensor in local_tensors(value)]
+        target = self._form.target
+        return Plan(
+            used=[pair for pair in target.used() if pair[0] != "weight" or not self._has_masters],
+            dropped=target.dropped()
+            | {
+                ("weight", name): "made again from the fp32 masters when it is loaded"
+                for name in (self._checkpoint.tensors if self._has_masters else ())
+            },
+            num_targets=len(tensors),
+            nbytes=sum(tensor.nbytes for tensor in tensors) + (len(files) << 12),
+            write=lambda folder, operations: self._write(folder, files, operations),
+            notes=target.notes(),
+        )
+
+    @property
+    def _has_masters(self) -> bool:
+        return "master" in self._form.target.states
+
+    def _files(self) -> Iterator[tuple[str, Any]]:
+        target = self._form.target
+        yield "mp_rank_00_model_states.pt", self._form.model_state(self._form.groups(0), 0)
+        yield "zero/optimizer_state.pt", self._optimizer_state()
+        for name in sorted(self._checkpoint.tensors, key=megatron_order):
+            named = self._form.named(name)
+            folder = f"zero/{self._form.engine_name(name)}"
+            masters = "master" if self._has_masters else "weight"
+            for word, state in (("fp32", masters), *((m, m) for m in MOMENTS)):
+                yield f"{folder}/{word}.pt", self._entry(named, target.local(named, 0, state))
+            yield f"{folder}/step.pt", step_tensor(target.optimizer_step)
+
+    def _entry(self, named: Named, tensor: LocalTensor) -> dict[str, Any]:
+        """The tensor, and how DeepSpeed has to cut it."""
+        if named.sharing == "replicated":
+            return {"param": tensor}
+        if named.sharing == "vocab":
+            words = tensor.cut_rows(self._form.target.words)
+            return {"cat_dim": 0, "vocab_tensor": True, "param": words}
+        if named.sharing == "row":
+            return {"cat_dim": 1, "param": tensor}
+        if named.sharing == "gated" and self._form.is_gated:
+            return {"cat_dim": 0, "param_n_sub_params": 2, "param": tensor}
+        return {"cat_dim": 0, "param": tensor}
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        target, groups = self._form.target, self._form.groups(0)
+        scaler = target.loss_scaler()
+        return {
+            "loss_scaler": scaler,
+            "dynamic_loss_scale": scaler.cls.name == "DynamicLossScaler",
+            "overflow": False,
+            "clip_grad": 1.0,
+            "zero_stage": 1,
+            "group_paddings": [0] * len(groups),
+            "partition_count": [1] * len(groups),
+            "ds_version": VERSION,
+            "param_groups": [
+                {**target.hyperparameters(number), "params": [number]}
+                for number in range(len(groups))
+            ],
+        }
+
+    def _write(
+        self, folder: Path, files: Mapping[str, Any], operations: FileOperations
+    ) -> Sequence[Loss]:
+        target = self._form.target
+        target.losses.clear()
+        name = f"global_step{target.progress.iteration}_universal"
+        made = [folder / name, folder / name / "zero"]
+        for path in made:
+            operations.make_folder(path)
+        for file, value in files.items():
+            path = folder / name / file
+            if path.parent not in made:
+                operations.make_folder(path.parent)
+                made.append(path.parent)
+            save_torch_file(path, value, operations=operations)
+        for path in reversed(made):
+            operations.sync_folder(path)
+        tracker = folder / "latest_checkpointed_iteration.txt"
+        write_file(tracker, str(target.progress.iteration).encode(), operations=operations)
+        write_file(folder / "latest_universal", name.encode(), operations=operations)
+        return merged_losses(target.losses)
