@@ -1,21 +1,17 @@
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mds_data.errors import DamagedError, ManifestError
+from mds_data.array_metadata import ArrayLayout
+from mds_data.errors import DamagedError
 from mds_data.shard import (
     ABSENT,
-    ArrayLayout,
-    array_layout_from_json,
     checksum,
     decode_chunk,
     decode_index,
     encode_chunk,
     encode_index,
-    metadata_json,
 )
 
 
@@ -104,66 +100,3 @@ def test_an_index_with_a_wrong_checksum_is_refused():
     data[3] ^= 1
     with pytest.raises(DamagedError, match="c/0: the checksum of the shard index differs"):
         decode_index(bytes(data), layout=layout(), file_size=36 + 68, used=1, name="c/0")
-
-
-@pytest.mark.parametrize("compressed", [False, True])
-def test_metadata_says_the_layout(compressed):
-    given = layout(compressed=compressed)
-    data = metadata_json(given, dimension="token")
-
-    assert array_layout_from_json(data, name="z") == given
-    assert json.loads(data)["dimension_names"] == ["token"]
-
-
-def alter(path, value):
-    metadata = json.loads(metadata_json(layout(), dimension="token"))
-    place = metadata
-    *above, last = path
-    for key in above:
-        place = place[key]
-    place[last] = value
-    return json.dumps(metadata).encode()
-
-
-SHARDING = ("codecs", 0, "configuration")
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        (("zarr_format",), 2),
-        (("node_type",), "group"),
-        (("shape",), [2**60 + 1]),
-        (("shape",), [-1]),
-        (("shape",), [4, 4]),
-        (("shape",), [4.0]),
-        (("shape",), "4"),
-        (("data_type",), "complex64"),
-        (("data_type",), {"name": "object"}),
-        (("chunk_grid",), {"name": "rectangular"}),
-        (("chunk_grid", "configuration", "chunk_shape"), [0]),
-        (("chunk_grid", "configuration", "chunk_shape"), [63]),
-        (("chunk_key_encoding", "configuration", "separator"), "."),
-        (("storage_transformers",), [{"name": "x"}]),
-        (("codecs",), []),
-        (("codecs",), [{"name": "pickle"}]),
-        (("codecs", 0, "configuration"), 3),
-        ((*SHARDING, "chunk_shape"), [0]),
-        ((*SHARDING, "index_location"), "start"),
-        ((*SHARDING, "index_codecs"), [{"name": "bytes"}]),
-        ((*SHARDING, "codecs"), [{"name": "bytes"}]),
-        ((*SHARDING, "codecs"), [{"name": "bytes"}, {"name": "gzip"}, {"name": "crc32c"}]),
-        (
-            (*SHARDING, "codecs"),
-            [{"name": "bytes", "configuration": {"endian": "big"}}, {"name": "crc32c"}],
-        ),
-    ],
-)
-def test_metadata_of_other_arrays_is_refused(path, value):
-    with pytest.raises(ManifestError, match=r"tokens/zarr\.json: "):
-        array_layout_from_json(alter(path, value), name="tokens/zarr.json")
-
-
-def test_large_metadata_is_refused():
-    with pytest.raises(ManifestError, match="at most 1 MiB"):
-        array_layout_from_json(b" " * (2**20 + 1), name="z")

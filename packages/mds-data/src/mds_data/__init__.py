@@ -10,8 +10,8 @@ from mds_data.errors import (
     ManifestError,
     StoreError,
 )
+from mds_data.records import Manifest
 from mds_data.sampling.sampler import ResumableSampler
-from mds_data.schema import Manifest
 from mds_data.store import TokenStore, open_store
 from mds_data.writer import StoreWriter, TokenizerFile, write_store
 

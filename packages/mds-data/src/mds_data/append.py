@@ -15,7 +15,7 @@ from mds_data.change import StoreChange
 from mds_data.commit import FileOperations
 from mds_data.document_writer import DocumentWriter
 from mds_data.reader import ShardedArray
-from mds_data.schema import FileRecord, Manifest
+from mds_data.records import FileRecord, Manifest
 
 __all__ = ["StoreAppender", "append_documents"]
 

@@ -7,9 +7,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mds_data.array_metadata import ArrayLayout, metadata_json
 from mds_data.commit import FileOperations, OutputFile, put_file
-from mds_data.schema import FileRecord
-from mds_data.shard import ABSENT, ArrayLayout, encode_chunk, encode_index, metadata_json
+from mds_data.records import FileRecord
+from mds_data.shard import ABSENT, encode_chunk, encode_index
 
 __all__ = ["Place", "ShardedArrayWriter"]
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mds_data.array_writer import ShardedArrayWriter
-from mds_data.schema import token_dtype
+from mds_data.records import token_dtype
 
 __all__ = ["DocumentWriter"]
 

@@ -18,7 +18,7 @@ from mds_data.change import StoreChange
 from mds_data.commit import FileOperations
 from mds_data.folder import is_store
 from mds_data.reader import ShardedArray
-from mds_data.schema import Erasure, FileRecord, Manifest
+from mds_data.records import Erasure, FileRecord, Manifest
 from mds_data.store import StorePart
 from mds_data.writer import timestamp
 

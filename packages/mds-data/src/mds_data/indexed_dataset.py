@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mds_data.errors import IndexedDatasetError
 from mds_data.folder import open_plain_file
-from mds_data.schema import Counts, Manifest, Producer
+from mds_data.records import Counts, Manifest, Producer
 
 __all__ = [
     "AppendEodFault",

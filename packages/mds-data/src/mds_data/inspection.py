@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mds_data.schema import Manifest
+from mds_data.records import Manifest
 from mds_data.store import TokenStore, open_store
 
 __all__ = ["Inspection", "LengthBin", "SampleDocument", "TokenCount", "inspect_store"]

@@ -16,7 +16,7 @@ from mds_data.indexed_dataset import (
     read_indexed_dataset,
     repaired_documents,
 )
-from mds_data.schema import Layout, Manifest
+from mds_data.records import Layout, Manifest
 from mds_data.store import TokenStore, open_store
 from mds_data.writer import StoreWriter
 

@@ -14,15 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mds_data.array_metadata import ArrayLayout, array_layout_from_json
 from mds_data.errors import DamagedError, StoreError
 from mds_data.folder import StoreFolder
-from mds_data.shard import (
-    ArrayLayout,
-    array_layout_from_json,
-    decode_chunk,
-    decode_index,
-    lies_in_order,
-)
+from mds_data.shard import decode_chunk, decode_index, lies_in_order
 
 __all__ = ["ShardedArray", "TokenSource"]
 

@@ -12,7 +12,7 @@ import numpy as np
 from mds_data.commit import FileOperations
 from mds_data.datasets.selection import document_range
 from mds_data.folder import StoreFolder
-from mds_data.schema import Layout, Manifest
+from mds_data.records import Layout, Manifest
 from mds_data.split import split_ranges
 from mds_data.store import StorePart, TokenStore, open_store
 from mds_data.writer import StoreWriter, TokenizerFile

@@ -1,4 +1,4 @@
-"""What a store's manifest says: frozen records, and a strict reader and writer of manifest.json.
+"""Read and write manifest.json strictly.
 
 The law is docs/formats/store.md. Nothing here touches a file.
 """
@@ -7,14 +7,24 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Literal, NoReturn
-
-import numpy as np
+from dataclasses import asdict
+from typing import Any, Literal
 
 from mds_data.errors import ManifestError
+from mds_data.records import (
+    FORMAT_VERSION,
+    Counts,
+    Erasure,
+    FileRecord,
+    Layout,
+    Manifest,
+    Producer,
+    Segment,
+    TokenizerRecord,
+    package_version,
+    token_dtype,
+)
+from mds_data.strict_json import Members, check_relative_path, parse_json
 
 __all__ = [
     "FORMAT_VERSION",
@@ -29,6 +39,7 @@ __all__ = [
     "Segment",
     "TokenizerRecord",
     "check_relative_path",
+    "has_digest",
     "manifest_from_json",
     "manifest_to_json",
     "package_version",
@@ -36,117 +47,14 @@ __all__ = [
     "token_dtype",
 ]
 
-Layout = Literal["hot", "archive"]
-
 FORMAT_NAME = "mds-store"
-FORMAT_VERSION = "1.0"
 MANIFEST_NAME = "manifest.json"
 MANIFEST_LIMIT = 256 * 2**20
 """Largest manifest that a reader accepts, in bytes."""
 KNOWN_FEATURES = frozenset({"segments/1"})
 _NO_DIGEST = "0" * 64
 """Stands for the manifest's own digest while that is computed."""
-_LARGEST = 2**62
-_HEX64 = re.compile(r"[0-9a-f]{64}")
-_PART = r'(?!\.{1,2}(?:/|$))[^\x00-\x1f\x7f\\:*?"<>|/]+'
-_SAFE_PATH = re.compile(f"{_PART}(?:/{_PART})*")
 _VERSION = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})")
-
-
-def package_version() -> str:
-    """Version of the installed mds-data, or "unknown" when it runs from a bare folder."""
-    try:
-        return version("mds-data")
-    except PackageNotFoundError:
-        return "unknown"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FileRecord:
-    """Size in bytes and SHA-256 of one file."""
-
-    size: int
-    sha256: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Counts:
-    """How much the store holds; ``tokens`` counts document tokens, not gaps."""
-
-    documents: int
-    tokens: int
-    sentences: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Producer:
-    """The program that wrote the store."""
-
-    name: str = "mds-data"
-    version: str = field(default_factory=package_version)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenizerRecord:
-    """The tokenizer that made the ids; ``file`` is a path inside the store."""
-
-    kind: str
-    file: str
-    sha256: str
-    name: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Segment:
-    """One store inside a merged store's folder."""
-
-    path: str
-    uuid: str
-    revision: int
-    manifest_sha256: str
-    documents: int
-    tokens: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Erasure:
-    """A record that documents were removed; never their content."""
-
-    documents: tuple[int, ...]
-    when: str
-    reason: str
-    tokens: int
-    revision: int | None = None
-    """First revision of the store without them."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Manifest:
-    """Everything that manifest.json says."""
-
-    uuid: str
-    vocab_size: int
-    eod_id: int | None
-    dtype: Literal["uint16", "int32"]
-    layout: Layout
-    counts: Counts
-    files: Mapping[str, FileRecord]
-    format_version: str = FORMAT_VERSION
-    requires: tuple[str, ...] = ()
-    revision: int = 1
-    created: str | None = None
-    producer: Producer = field(default_factory=Producer)
-    tokenizer: TokenizerRecord | None = None
-    split: Mapping[str, tuple[float, float]] | None = None
-    segments: tuple[Segment, ...] = ()
-    erasures: tuple[Erasure, ...] = ()
-    encryption: Mapping[str, Any] | None = None
-    provenance: Mapping[str, Any] = field(default_factory=dict)
-
-
-def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """Little-endian dtype that holds every id below ``vocab_size``."""
-    return np.dtype("<u2") if vocab_size <= 2**16 else np.dtype("<i4")
 
 
 def manifest_to_json(manifest: Manifest) -> bytes:
@@ -166,116 +74,6 @@ def manifest_to_json(manifest: Manifest) -> bytes:
     return data.replace(_NO_DIGEST.encode(), hashlib.sha256(data).hexdigest().encode())
 
 
-def parse_json(data: bytes, *, name: str) -> dict[str, Any]:
-    """Read one JSON object strictly: UTF-8, no duplicate keys, no NaN, bounded depth.
-
-    Raises:
-        ManifestError: with ``name`` and the reason.
-    """
-
-    def refuse(constant: str) -> NoReturn:
-        raise ValueError(f"it holds {constant}, which JSON does not know")
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        members = dict(pairs)
-        if len(members) != len(pairs):
-            keys = [key for key, _ in pairs]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise ValueError(f"the key {twice[:100]!r} stands twice")
-        return members
-
-    try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse)
-    except RecursionError:
-        raise ManifestError(f"{name}: is nested too deeply to be a store's metadata") from None
-    except ValueError as error:
-        raise ManifestError(f"{name}: is not valid JSON metadata: {error}") from None
-    if not isinstance(value, dict):
-        raise ManifestError(f"{name}: must hold one JSON object, not {type(value).__name__}")
-    return value
-
-
-def check_relative_path(path: str, *, name: str) -> str:
-    """Return ``path`` if it stays inside the store's folder on every system, else raise."""
-    if _SAFE_PATH.fullmatch(path) and len(path) <= 1024:
-        return path
-    if any(part in {"", ".", ".."} for part in path.split("/")):
-        raise ManifestError(f"{name}: the path {path[:100]!r} leaves the store's folder")
-    raise ManifestError(f"{name}: the path {path[:100]!r} holds characters that no store uses")
-
-
-class _Members:
-    """Typed access to one JSON object; every complaint names the file and the member."""
-
-    def __init__(self, value: object, *, name: str, where: str = "") -> None:
-        self._name = name
-        self._where = where
-        if not isinstance(value, dict):
-            self.fail("", f"must be an object, not {type(value).__name__}")
-        self._value: dict[str, Any] = value
-
-    def fail(self, member: str, reason: str) -> NoReturn:
-        place = ".".join(part for part in (self._where, member) if part) or "the top level"
-        raise ManifestError(f"{self._name}: {place} {reason}")
-
-    def has(self, member: str) -> bool:
-        return self._value.get(member) is not None
-
-    def raw(self, member: str) -> Any:
-        if member not in self._value:
-            self.fail(member, "is missing")
-        return self._value[member]
-
-    def text(self, member: str, *, limit: int = 4096) -> str:
-        value = self.raw(member)
-        if not isinstance(value, str) or len(value) > limit:
-            self.fail(member, f"must be a string of at most {limit} characters")
-        return value
-
-    def digest(self, member: str) -> str:
-        value = self.text(member)
-        if not _HEX64.fullmatch(value):
-            self.fail(member, "must be a SHA-256 in 64 lower-case hex digits")
-        return value
-
-    def integer(self, member: str, *, low: int = 0, high: int = _LARGEST) -> int:
-        value = self.raw(member)
-        if type(value) is not int or not low <= value <= high:
-            self.fail(member, f"must be a whole number from {low} to {high}")
-        return value
-
-    def optional_integer(self, member: str) -> int | None:
-        return self.integer(member) if self.has(member) else None
-
-    def optional_text(self, member: str) -> str | None:
-        return self.text(member) if self.has(member) else None
-
-    def choice(self, member: str, options: Sequence[str]) -> str:
-        value = self.raw(member)
-        if value not in options:
-            self.fail(member, f"must be one of {', '.join(options)}, not {str(value)[:60]!r}")
-        return str(value)
-
-    def child(self, member: str) -> "_Members":
-        return _Members(self.raw(member), name=self._name, where=self._place(member))
-
-    def children(self, member: str) -> list["_Members"]:
-        values = self._value.get(member, [])
-        if not isinstance(values, list):
-            self.fail(member, "must be a list")
-        place = self._place(member)
-        return [
-            _Members(value, name=self._name, where=f"{place}[{index}]")
-            for index, value in enumerate(values)
-        ]
-
-    def path(self, member: str) -> str:
-        return check_relative_path(self.text(member), name=self._name)
-
-    def _place(self, member: str) -> str:
-        return f"{self._where}.{member}" if self._where else member
-
-
 def manifest_from_json(data: bytes, *, name: str = MANIFEST_NAME) -> Manifest:
     """Read and check manifest.json.
 
@@ -288,7 +86,7 @@ def manifest_from_json(data: bytes, *, name: str = MANIFEST_NAME) -> Manifest:
     """
     if len(data) > MANIFEST_LIMIT:
         raise ManifestError(f"{name}: has {len(data)} bytes; a manifest holds at most 256 MiB")
-    members = _Members(parse_json(data, name=name), name=name)
+    members = Members(parse_json(data, name=name), name=name)
     _check_readable(members, name=name)
     _check_digest(members, data)
     vocab_size = members.integer("vocab_size", low=1, high=2**31 - 1)
@@ -322,7 +120,7 @@ def manifest_from_json(data: bytes, *, name: str = MANIFEST_NAME) -> Manifest:
     )
 
 
-def _check_readable(members: _Members, *, name: str) -> None:
+def _check_readable(members: Members, *, name: str) -> None:
     if members.raw("format") != FORMAT_NAME:
         members.fail("format", f"must be {FORMAT_NAME!r}; this folder is something else")
     written = members.text("format_version", limit=40)
@@ -353,7 +151,7 @@ def has_digest(data: bytes) -> bool:
     return b'"digest": "' in data
 
 
-def _check_digest(members: _Members, data: bytes) -> None:
+def _check_digest(members: Members, data: bytes) -> None:
     """Compare the manifest's own digest: SHA-256 of its bytes with the digest's digits as 0."""
     if not members.has("digest"):
         return
@@ -363,11 +161,11 @@ def _check_digest(members: _Members, data: bytes) -> None:
         members.fail("digest", "differs from the file's content; restore the manifest from a copy")
 
 
-def _producer(members: _Members) -> Producer:
+def _producer(members: Members) -> Producer:
     return Producer(name=members.text("name"), version=members.text("version"))
 
 
-def _counts(members: _Members) -> Counts:
+def _counts(members: Members) -> Counts:
     return Counts(
         documents=members.integer("documents"),
         tokens=members.integer("tokens"),
@@ -375,7 +173,7 @@ def _counts(members: _Members) -> Counts:
     )
 
 
-def _tokenizer(members: _Members) -> TokenizerRecord:
+def _tokenizer(members: Members) -> TokenizerRecord:
     return TokenizerRecord(
         kind=members.text("kind"),
         file=members.path("file"),
@@ -384,7 +182,7 @@ def _tokenizer(members: _Members) -> TokenizerRecord:
     )
 
 
-def _split(members: _Members) -> dict[str, tuple[float, float]]:
+def _split(members: Members) -> dict[str, tuple[float, float]]:
     value = members.raw("split")
     if not isinstance(value, dict):
         members.fail("split", "must be an object")
@@ -406,7 +204,7 @@ def _is_fraction_range(bounds: object) -> bool:
     return bool(0 <= bounds[0] <= bounds[1] <= 1)
 
 
-def _files(members: _Members, *, name: str) -> dict[str, FileRecord]:
+def _files(members: Members, *, name: str) -> dict[str, FileRecord]:
     files: dict[str, FileRecord] = {}
     records = members.raw("files")
     if not isinstance(records, dict):
@@ -415,12 +213,12 @@ def _files(members: _Members, *, name: str) -> dict[str, FileRecord]:
         check_relative_path(path, name=name)
         if path == MANIFEST_NAME:
             members.fail("files", "names the manifest itself")
-        item = _Members(record, name=name, where=f"files[{path[:80]!r}]")
+        item = Members(record, name=name, where=f"files[{path[:80]!r}]")
         files[path] = FileRecord(size=item.integer("size"), sha256=item.digest("sha256"))
     return files
 
 
-def _segment(members: _Members) -> Segment:
+def _segment(members: Members) -> Segment:
     return Segment(
         path=members.path("path"),
         uuid=members.text("uuid", limit=100),
@@ -431,7 +229,7 @@ def _segment(members: _Members) -> Segment:
     )
 
 
-def _erasure(members: _Members) -> Erasure:
+def _erasure(members: Members) -> Erasure:
     documents = members.raw("documents")
     if not isinstance(documents, list) or any(type(item) is not int for item in documents):
         members.fail("documents", "must be a list of document numbers")

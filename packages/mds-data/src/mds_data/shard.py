@@ -1,4 +1,4 @@
-"""The codec of 1-D sharded arrays: layout, chunk encoding, shard index, checksums. No files.
+"""The codec of 1-D sharded arrays: chunk encoding, shard index, checksums. No files.
 
 A shard is inner chunks in order, then the index (offset and length of each, 16 bytes), then the
 index's crc32c. A raw inner chunk is its little-endian elements and their crc32c; a compressed one
@@ -6,9 +6,6 @@ is a zstd frame and the frame's crc32c.
 """
 
 import importlib
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -16,103 +13,21 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from mds_data.errors import DamagedError, ManifestError
-from mds_data.schema import Layout, parse_json
+from mds_data.array_metadata import CHECKSUM_SIZE, ZSTD_LEVEL, ArrayLayout
+from mds_data.errors import DamagedError
 
 __all__ = [
     "ABSENT",
-    "ArrayLayout",
-    "array_layout_from_json",
+    "checksum",
     "decode_chunk",
     "decode_index",
     "encode_chunk",
     "encode_index",
-    "layout_for_documents",
-    "layout_for_tokens",
-    "metadata_json",
+    "lies_in_order",
 ]
 
 ABSENT = 2**64 - 1
 """Offset and length of an inner chunk that lies wholly past the array's end."""
-_CRC_SIZE = 4
-_ZSTD_LEVEL = 3
-_LARGEST_CHUNK = 2**26
-"""Bytes of an inner chunk that a reader is willing to decode at once."""
-_ZSTD_WINDOW_SLACK = 4096
-_DTYPES = {
-    "bool": "?",
-    "int8": "i1",
-    "uint8": "u1",
-    "int16": "<i2",
-    "uint16": "<u2",
-    "int32": "<i4",
-    "uint32": "<u4",
-    "int64": "<i8",
-    "uint64": "<u8",
-    "float32": "<f4",
-    "float64": "<f8",
-}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ArrayLayout:
-    """How a 1-D array lies in its shards; all extents in elements."""
-
-    length: int
-    dtype: np.dtype[Any]
-    chunk: int
-    """Elements of an inner chunk."""
-    chunks_per_shard: int
-    compressed: bool
-
-    @property
-    def shard(self) -> int:
-        """Elements of a shard."""
-        return self.chunk * self.chunks_per_shard
-
-    @property
-    def num_shards(self) -> int:
-        """Shards that the array has."""
-        return -(-self.length // self.shard)
-
-    @property
-    def num_chunks(self) -> int:
-        """Inner chunks that the array has."""
-        return -(-self.length // self.chunk)
-
-    @property
-    def chunk_size(self) -> int:
-        """Bytes of a raw inner chunk with its checksum."""
-        return self.chunk * self.dtype.itemsize + _CRC_SIZE
-
-    @property
-    def index_size(self) -> int:
-        """Bytes of a shard's index with its checksum."""
-        return 16 * self.chunks_per_shard + _CRC_SIZE
-
-
-def layout_for_tokens(
-    layout: Layout,
-    *,
-    dtype: np.dtype[Any],
-    chunk: int | None = None,
-    chunks_per_shard: int | None = None,
-) -> ArrayLayout:
-    """The sizes that this package writes for ``tokens``: usually 33,554,432 tokens a shard."""
-    hot = layout == "hot"
-    usual_chunk, usual_number = (65_536, 512) if hot else (16_384, 2_048)
-    chunk = usual_chunk if chunk is None else chunk
-    number = usual_number if chunks_per_shard is None else chunks_per_shard
-    if not 1 <= chunk * dtype.itemsize <= _LARGEST_CHUNK or not 1 <= number <= 2**20:
-        raise ValueError(f"a shard can't have {number} inner chunks of {chunk} tokens")
-    return ArrayLayout(
-        length=0, dtype=dtype, chunk=chunk, chunks_per_shard=number, compressed=not hot
-    )
-
-
-def layout_for_documents(dtype: np.dtype[Any]) -> ArrayLayout:
-    """The sizes that this package writes for arrays with one entry a document or sentence."""
-    return ArrayLayout(length=0, dtype=dtype, chunk=16_384, chunks_per_shard=128, compressed=True)
 
 
 def checksum(data: bytes | NDArray[Any]) -> int:
@@ -127,7 +42,7 @@ def encode_chunk(values: NDArray[Any], *, layout: ArrayLayout) -> bytes:
     data = np.ascontiguousarray(values, dtype=layout.dtype).tobytes()
     if layout.compressed:
         data = bytes(_zstd().encode(data))
-    return data + checksum(data).to_bytes(_CRC_SIZE, "little")
+    return data + checksum(data).to_bytes(CHECKSUM_SIZE, "little")
 
 
 def decode_chunk(data: NDArray[np.uint8], *, layout: ArrayLayout, name: str) -> NDArray[Any]:
@@ -138,9 +53,9 @@ def decode_chunk(data: NDArray[np.uint8], *, layout: ArrayLayout, name: str) -> 
         layout: The array's layout.
         name: How messages call the chunk.
     """
-    payload = data[:-_CRC_SIZE]
-    stored = int.from_bytes(data[-_CRC_SIZE:].tobytes(), "little")
-    if len(data) <= _CRC_SIZE or checksum(payload) != stored:
+    payload = data[:-CHECKSUM_SIZE]
+    stored = int.from_bytes(data[-CHECKSUM_SIZE:].tobytes(), "little")
+    if len(data) <= CHECKSUM_SIZE or checksum(payload) != stored:
         raise DamagedError(f"{name}: the checksum differs; restore the file from a copy")
     if not layout.compressed:
         if len(data) != layout.chunk_size:
@@ -179,13 +94,13 @@ def _frame_content_size(frame: bytes) -> int | None:
 @cache
 def _zstd() -> Any:
     # 0.3 s of import that the hot layout never needs
-    return importlib.import_module("numcodecs.zstd").Zstd(level=_ZSTD_LEVEL)
+    return importlib.import_module("numcodecs.zstd").Zstd(level=ZSTD_LEVEL)
 
 
 def encode_index(entries: NDArray[np.uint64]) -> bytes:
     """The bytes of a shard's index with its checksum; ``entries`` is [chunks, 2]."""
     data = entries.astype("<u8").tobytes()
-    return data + checksum(data).to_bytes(_CRC_SIZE, "little")
+    return data + checksum(data).to_bytes(CHECKSUM_SIZE, "little")
 
 
 def decode_index(
@@ -206,7 +121,7 @@ def decode_index(
     """
     if len(data) != layout.index_size:
         raise DamagedError(f"{name}: is too short to hold a shard index; it was cut")
-    if checksum(data[:-_CRC_SIZE]) != int.from_bytes(data[-_CRC_SIZE:], "little"):
+    if checksum(data[:-CHECKSUM_SIZE]) != int.from_bytes(data[-CHECKSUM_SIZE:], "little"):
         raise DamagedError(
             f"{name}: the checksum of the shard index differs; the file was cut or changed, "
             f"restore it from a copy"
@@ -230,118 +145,3 @@ def lies_in_order(entries: NDArray[np.uint64], *, layout: ArrayLayout, used: int
     offsets = np.arange(used, dtype=np.uint64) * np.uint64(layout.chunk_size)
     lengths_fit = bool((entries[:used, 1] == layout.chunk_size).all())
     return not layout.compressed and lengths_fit and bool((entries[:used, 0] == offsets).all())
-
-
-def metadata_json(layout: ArrayLayout, *, dimension: str) -> bytes:
-    """The zarr.json of an array, as zarr-python writes it."""
-    metadata = json.loads(_empty_array_json(replace(layout, length=0), dimension))
-    metadata["shape"] = [layout.length]
-    return json.dumps(metadata, indent=2).encode()
-
-
-@cache
-def _empty_array_json(layout: ArrayLayout, dimension: str) -> bytes:
-    import zarr
-    from zarr.codecs import Crc32cCodec, ZstdCodec
-    from zarr.storage import MemoryStore
-
-    files: dict[str, Any] = {}
-    zstd = [ZstdCodec(level=_ZSTD_LEVEL)] if layout.compressed else []
-    zarr.create_array(
-        store=MemoryStore(files),
-        shape=(0,),
-        dtype=layout.dtype,
-        chunks=(layout.chunk,),
-        shards=(layout.shard,),
-        compressors=[*zstd, Crc32cCodec()],
-        fill_value=0,
-        dimension_names=[dimension],
-    )
-    return bytes(files["zarr.json"].to_bytes())
-
-
-def array_layout_from_json(data: bytes, *, name: str) -> ArrayLayout:
-    """Read the zarr.json of an array strictly: one dimension, sharded, checksummed."""
-    if len(data) > 2**20:
-        raise ManifestError(
-            f"{name}: has {len(data)} bytes; an array's metadata holds at most 1 MiB"
-        )
-    members = parse_json(data, name=name)
-    if members.get("zarr_format") != 3 or members.get("node_type") != "array":
-        raise ManifestError(f"{name}: must describe a Zarr v3 array")
-    length = _extent(members.get("shape"), low=0, high=2**60, name=name, member="shape")
-    dtype = _DTYPES.get(str(members.get("data_type")))
-    if dtype is None:
-        raise ManifestError(
-            f"{name}: data_type {str(members.get('data_type'))[:60]!r} is not supported"
-        )
-    grid = _named(members.get("chunk_grid"), "regular", name=name)
-    shard = _extent(grid.get("chunk_shape"), low=1, high=2**40, name=name, member="chunk_shape")
-    keys = _named(members.get("chunk_key_encoding"), "default", name=name)
-    if keys.get("separator", "/") != "/" or members.get("storage_transformers"):
-        raise ManifestError(
-            f"{name}: chunks must have keys c/0, c/1, ... and no storage transformer"
-        )
-    chunk, compressed = _sharding(members.get("codecs"), name=name)
-    itemsize = np.dtype(dtype).itemsize
-    if shard % chunk or chunk * itemsize > _LARGEST_CHUNK or shard // chunk > 2**24:
-        raise ManifestError(f"{name}: a shard of {shard} can't be cut into inner chunks of {chunk}")
-    return ArrayLayout(
-        length=length,
-        dtype=np.dtype(dtype),
-        chunk=chunk,
-        chunks_per_shard=shard // chunk,
-        compressed=compressed,
-    )
-
-
-def _extent(value: object, *, low: int, high: int, name: str, member: str) -> int:
-    if not isinstance(value, list) or len(value) != 1 or type(value[0]) is not int:
-        raise ManifestError(f"{name}: {member} must be a list of one whole number")
-    extent: int = value[0]
-    if not low <= extent <= high:
-        raise ManifestError(f"{name}: {member} must lie from {low} to {high}, not {extent}")
-    return extent
-
-
-def _named(value: object, expected: str, *, name: str) -> Mapping[str, Any]:
-    """The configuration of a Zarr v3 extension point, which must be ``expected``."""
-    if isinstance(value, str):
-        value = {"name": value}
-    if not isinstance(value, dict) or value.get("name") != expected:
-        found = value.get("name") if isinstance(value, dict) else value
-        raise ManifestError(f"{name}: expected {expected!r}, found {str(found)[:60]!r}")
-    configuration = value.get("configuration", {})
-    if not isinstance(configuration, dict):
-        raise ManifestError(f"{name}: the configuration of {expected!r} must be an object")
-    return configuration
-
-
-def _sharding(codecs: object, *, name: str) -> tuple[int, bool]:
-    """Length of an inner chunk, and whether it is compressed."""
-    if not isinstance(codecs, list) or len(codecs) != 1:
-        raise ManifestError(f"{name}: must have exactly one codec, sharding_indexed")
-    sharding = _named(codecs[0], "sharding_indexed", name=name)
-    if sharding.get("index_location", "end") != "end":
-        raise ManifestError(f"{name}: the shard index must be at the end")
-    if _codec_names(sharding.get("index_codecs"), name=name) != ["bytes", "crc32c"]:
-        raise ManifestError(f"{name}: the shard index must have the codecs bytes, crc32c")
-    inner = _codec_names(sharding.get("codecs"), name=name)
-    if inner not in (["bytes", "crc32c"], ["bytes", "zstd", "crc32c"]):
-        raise ManifestError(f"{name}: inner codecs must be bytes, (zstd), crc32c, not {inner}")
-    extent = _extent(
-        sharding.get("chunk_shape"), low=1, high=2**31, name=name, member="inner chunk_shape"
-    )
-    return extent, "zstd" in inner
-
-
-def _codec_names(codecs: object, *, name: str) -> list[str]:
-    if not isinstance(codecs, list):
-        raise ManifestError(f"{name}: codecs must be a list")
-    names = [codec if isinstance(codec, str) else codec.get("name") for codec in codecs if codec]
-    for codec in codecs:
-        if isinstance(codec, dict) and codec.get("name") == "bytes":
-            endian = _named(codec, "bytes", name=name).get("endian", "little")
-            if endian != "little":
-                raise ManifestError(f"{name}: elements must be little endian")
-    return [str(item)[:60] for item in names]

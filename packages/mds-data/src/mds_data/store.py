@@ -15,7 +15,7 @@ from mds_data.errors import DamagedError, StoreError
 from mds_data.folder import StoreFolder, is_store, read_manifest
 from mds_data.indexed_dataset import pair_prefix, read_indexed_dataset
 from mds_data.reader import ShardedArray, TokenSource
-from mds_data.schema import Manifest, Segment
+from mds_data.records import Manifest, Segment
 
 __all__ = ["Part", "StorePart", "TokenStore", "checked_segment", "open_store", "store_parts"]
 

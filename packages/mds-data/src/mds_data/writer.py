@@ -17,6 +17,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mds_data.array_metadata import ArrayLayout, layout_for_documents, layout_for_tokens
 from mds_data.array_writer import Place, ShardedArrayWriter
 from mds_data.commit import FileOperations, PartialFolder, put_file, sweep
 from mds_data.document_writer import DocumentWriter
@@ -31,11 +32,6 @@ from mds_data.schema import (
     TokenizerRecord,
     check_relative_path,
     token_dtype,
-)
-from mds_data.shard import (
-    ArrayLayout,
-    layout_for_documents,
-    layout_for_tokens,
 )
 from mds_data.split import split_ranges
 
