@@ -46,7 +46,11 @@ TP2 = {
     "tp2-1f1b": PipelineCell(cell=Cell(config=DEEP, execution=Execution(sequence_parallel=True))),
     "tp2-zb-h1": PipelineCell(cell=Cell(config=DEEP_LLAMA), schedule="zb-h1"),
 }
-ALL = CELLS | {"unsummed": PipelineCell(cell=Cell(config=DEEP), lengths=(LENGTH,), broken=True)}
+HALF = PipelineCell(
+    cell=Cell(config=DEEP_LLAMA, dtype=torch.bfloat16), schedule="zb-h1", lengths=(LENGTH,)
+)
+UNSUMMED = PipelineCell(cell=Cell(config=DEEP), lengths=(LENGTH,), broken=True)
+ALL = CELLS | {"unsummed": UNSUMMED, "half": HALF}
 
 
 def big_batch(config, step: int, length: int = LENGTH) -> dict[str, torch.Tensor]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from core_cells import GPT2, AdamW, Trace, build, whole
-from pipeline_cells import CELLS, TP2, PipelineCell, big_batch, joined
+from pipeline_cells import CELLS, HALF, TP2, PipelineCell, big_batch, joined
 
 from mds_core.config import Execution
 from mds_core.groups import Layout, ProcessGroups
@@ -73,6 +73,20 @@ def test_the_check_fails_when_the_tied_gradients_are_not_summed(two_ranks) -> No
     for rank in two_ranks:
         broken = rank["unsummed"]["trace"].gradients[0][name]
         assert relative_error(broken, reference) > 1e-3
+
+
+def test_bfloat16_stages_stay_close_to_one_float32_process(two_ranks) -> None:
+    exact = replace(HALF, cell=replace(HALF.cell, dtype=torch.float32))
+    reference = one_process(exact)[0]
+
+    actual = joined([rank["half"] for rank in two_ranks])
+
+    assert actual.losses[0] == pytest.approx(
+        reference.losses[0], rel=TOLERANCES["layout_loss_bfloat16"]
+    )
+    for name, gradient in reference.gradients[0].items():
+        assert actual.gradients[0][name].dtype == torch.bfloat16
+        assert relative_error(actual.gradients[0][name].float(), gradient) < 0.05, name
 
 
 def test_waiting_weight_gradients_and_recomputation_repeat_no_matrix_product(two_ranks) -> None:
