@@ -1,7 +1,27 @@
 """Parallel transformer layers, models and pipeline schedules that equal one process."""
 
-from mds_core.config import GPTConfig
-from mds_core.groups import Layout, ProcessGroups
-from mds_core.sharding import ParameterShard
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mds_core.config import GPTConfig
+    from mds_core.groups import Layout, ProcessGroups
+    from mds_core.sharding import ParameterShard
 
 __all__ = ["GPTConfig", "Layout", "ParameterShard", "ProcessGroups"]
+
+# torch takes over a second to import, and a configuration does not need it.
+_HOMES = {
+    "GPTConfig": "mds_core.config",
+    "Layout": "mds_core.groups",
+    "ParameterShard": "mds_core.sharding",
+    "ProcessGroups": "mds_core.groups",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
