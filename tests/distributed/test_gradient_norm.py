@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from mds_kernels.testing import run_ranks
-from mds_train.config import TrainConfig
 from tiny_run import tiny_config
 from torch import Tensor, nn
+
+from mds_kernels.testing import run_ranks
+from mds_train.config import TrainConfig
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -1,4 +1,4 @@
-"""A run goes on on any other layout without a conversion: state bitwise, losses as on one process."""
+"""A run goes on on any layout without a conversion: state bitwise, losses as on one process."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from mds_kernels.testing import TOLERANCES, run_ranks
-from mds_train.config import TrainConfig
 from recorded_runs import Recorder, checkpoint_differences, train_and_record, train_each
 from tiny_run import make_store, tiny_config
+
+from mds_kernels.testing import TOLERANCES, run_ranks
+from mds_train.config import TrainConfig
 
 pytestmark = pytest.mark.timeout(420)
 
@@ -65,9 +66,7 @@ def straight(folder: Path) -> dict[str, Recorder]:
     return {"fp32": fp32, "bf16": bf16}
 
 
-def config_on(
-    layout: Layout, folder: Path, *, run: str, load: Path, exit_step: int
-) -> TrainConfig:
+def config_on(layout: Layout, folder: Path, *, run: str, load: Path, exit_step: int) -> TrainConfig:
     """Go on from a checkpoint of another run, on this layout."""
     return tiny_config(
         folder / "store",
@@ -85,8 +84,7 @@ def test_state_is_bitwise_on_load_and_losses_go_on(
     layouts = [layout for layout in LAYOUTS if layout.ranks == ranks]
     saved = {layout: step_3(folder, layout.precision) for layout in layouts}
     only_load = [
-        config_on(layout, folder, run="load", load=saved[layout], exit_step=3)
-        for layout in layouts
+        config_on(layout, folder, run="load", load=saved[layout], exit_step=3) for layout in layouts
     ]
     go_on = [
         config_on(layout, folder, run="go-on", load=saved[layout], exit_step=6)
@@ -118,9 +116,7 @@ def test_what_four_ranks_wrote_one_process_loads_bitwise(
     folder: Path, straight: dict[str, Recorder]
 ) -> None:
     spread = Layout(4, 2, 3)
-    config = config_on(
-        spread, folder, run="spread", load=step_3(folder, "fp32"), exit_step=6
-    )
+    config = config_on(spread, folder, run="spread", load=step_3(folder, "fp32"), exit_step=6)
     run_ranks(train_and_record, 4, config)
     written = Path(config.train.run_dir) / "checkpoints" / "step-6"
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from recorded_runs import Recorder
+from tiny_run import make_store, tiny_config
+
 from mds_ckpt import open_checkpoint
 from mds_kernels.testing import run_ranks
 from mds_train.config import TrainConfig
 from mds_train.events import StepReport
-from recorded_runs import Recorder
-from tiny_run import make_store, tiny_config
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from mds_kernels.testing import run_ranks
-from mds_train.config import TrainConfig
 from recorded_runs import Recorder, checkpoint_differences
 from tiny_run import make_store, tiny_config
+from torch import Tensor
+
+from mds_kernels.testing import run_ranks
+from mds_train.config import TrainConfig
 
 pytestmark = pytest.mark.timeout(420)
 
@@ -40,38 +42,38 @@ def config_of(name: str, folder: Path, **train: object) -> TrainConfig:
     )
 
 
-def train_with_nan(configs: list[TrainConfig], first: int, last: int) -> list[Recorder | str]:
-    """Train; on the last rank, the loss is NaN in these steps. Returns errors as text."""
+def train_with_nan(configs: list[TrainConfig], poisoned: range) -> list[Recorder | str]:
+    """Train; on the last rank, the loss of these steps is NaN. Returns errors as text."""
+    return [train_one_with_nan(config, poisoned) for config in configs]
+
+
+def train_one_with_nan(config: TrainConfig, poisoned: range) -> Recorder | str:
     from mds_train import train
     from mds_train.engines.deepspeed import DeepSpeedEngine
     from mds_train.loop import TrainingDivergedError
 
+    recorder = Recorder()
     plain_backward = DeepSpeedEngine.backward
-    results: list[Recorder | str] = []
-    for config in configs:
-        recorder = Recorder()
+    is_last_rank = dist.get_rank() == dist.get_world_size() - 1
 
-        def backward(self, loss, *, last: bool, seen=recorder) -> None:  # type: ignore[no-untyped-def]
-            step = len(seen.steps) + 1
-            poisoned = dist.get_rank() == dist.get_world_size() - 1 and first <= step <= last_step
-            plain_backward(self, loss * float("nan") if poisoned else loss, last=last)
+    def backward(self: DeepSpeedEngine, loss: Tensor, *, last: bool) -> None:
+        hurt = is_last_rank and len(recorder.steps) + 1 in poisoned
+        plain_backward(self, loss * float("nan") if hurt else loss, last=last)
 
-        last_step = last
-        DeepSpeedEngine.backward = backward  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DeepSpeedEngine, "backward", backward)
         try:
             train(config, watchers=[recorder])
         except TrainingDivergedError as error:
-            results.append(str(error))
-        else:
-            results.append(recorder)
-    return results
+            return str(error)
+    return recorder
 
 
 def test_nothing_changes_on_any_layout_and_the_run_goes_on(tmp_path: Path) -> None:
     make_store(tmp_path)
     configs = [config_of(name, tmp_path) for name in LAYOUTS]
 
-    found = run_ranks(train_with_nan, 2, configs, 3, 3, timeout=400)
+    found = run_ranks(train_with_nan, 2, configs, range(3, 4), timeout=400)
 
     for rank in found:
         for name, run in zip(LAYOUTS, rank, strict=True):
@@ -93,7 +95,7 @@ def test_too_many_in_a_row_end_the_run_and_name_the_samples(tmp_path: Path) -> N
     make_store(tmp_path)
     config = config_of("tp1z1-fp32", tmp_path, max_skipped_steps=2)
 
-    found = run_ranks(train_with_nan, 2, [config], 2, 4)
+    found = run_ranks(train_with_nan, 2, [config], range(2, 5))
 
     for (message,) in found:
         assert isinstance(message, str)

@@ -1,4 +1,4 @@
-"""A tiny run for the tests here: random text, two layers, dropout on, a vocabulary that is padded."""
+"""A tiny run: random text, two layers, dropout, a vocabulary that is padded."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from mds_data import write_store
 from mds_train.config import (
     CheckpointConfig,

@@ -141,6 +141,13 @@ def test_resuming_without_a_checkpoint_is_an_error_unless_asked_for(folder: Path
     assert len(recorder.losses) == 6
 
 
+def test_a_run_does_not_start_over_another_one(folder: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"another run already \(the newest is step-6"
+    ):
+        run_here(tiny_config(folder))
+
+
 def test_loading_from_where_nothing_is_is_an_error(folder: Path) -> None:
     config = tiny_config(folder, checkpoint={"load": str(folder / "elsewhere")})
 

@@ -76,7 +76,17 @@ def _find(parts: Parts, *, resume: bool) -> _Source | None:
             return _Source(folder=latest.folder, own=True, messages=skipped)
         if wanted.load is None:
             _refuse_unless_wanted(parts.checkpoints, skipped, wanted)
+    else:
+        _refuse_another_run(parts.checkpoints)
     return None if wanted.load is None else _find_other(Path(wanted.load), wanted)
+
+
+def _refuse_another_run(checkpoints: Path) -> None:
+    if checkpoints.is_dir() and (found := commit.step_folders(checkpoints)):
+        raise ValueError(
+            f"{checkpoints}: there are checkpoints of another run already (the newest is "
+            f"{found[0].name}); resume that run, or choose another train.run_dir."
+        )
 
 
 def _find_other(path: Path, wanted: CheckpointConfig) -> _Source | None:

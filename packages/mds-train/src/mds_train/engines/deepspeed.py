@@ -198,9 +198,10 @@ def _initialize(
     groups: ProcessGroups,
 ) -> Any:
     _prepare_deepspeed(next(model.parameters()).device)
-    units = _ModelParallelUnit.build(groups) if groups.tp_size > 1 else None
+    # Also without tensor parallelism: DeepSpeed keeps the last unit for all engines of a process.
+    unit = _ModelParallelUnit(groups)
     engine, *_ = deepspeed.initialize(
-        model=model, optimizer=optimizer, config=derived, mpu=units, dist_init_required=False
+        model=model, optimizer=optimizer, config=derived, mpu=unit, dist_init_required=False
     )
     return engine
 
@@ -232,22 +233,18 @@ def _import_muon_uncompiled() -> None:
         deepspeed.runtime.compiler.compile = compile_function
 
 
+def _group_of_one() -> ProcessGroup:
+    """What None stands for elsewhere, as the group that DeepSpeed wants."""
+    return dist.new_group([dist.get_rank()], use_local_synchronization=True)  # type: ignore[no-any-return]
+
+
 class _ModelParallelUnit:
     """The "mpu" through which DeepSpeed asks for Megatron's groups."""
 
-    def __init__(self, groups: ProcessGroups, *, dp: ProcessGroup, tp: ProcessGroup) -> None:
-        self._groups, self._dp, self._tp = groups, dp, tp
-
-    @classmethod
-    def build(cls, groups: ProcessGroups) -> _ModelParallelUnit:
-        """Collective: where data parallelism is a group of one, DeepSpeed wants it as a group."""
-        dp, tp = groups.dp, groups.tp
-        if dp is None:
-            singles = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
-            dp = singles[dist.get_rank()]
-        if tp is None:
-            raise ValueError("Without tensor parallelism DeepSpeed needs no model-parallel unit.")
-        return cls(groups, dp=dp, tp=tp)
+    def __init__(self, groups: ProcessGroups) -> None:
+        self._groups = groups
+        self._dp = groups.dp or _group_of_one()
+        self._tp = groups.tp or _group_of_one()
 
     def get_data_parallel_group(self) -> ProcessGroup:
         return self._dp
