@@ -370,6 +370,7 @@ def test_another_ignore_index_is_obeyed():
     [
         ({"hidden": torch.ones(2, 37, 16)}, "Flatten"),
         ({"labels": torch.zeros(3, dtype=torch.long)}, "labels must be"),
+        ({"labels": torch.zeros(37, dtype=torch.int32)}, "labels are torch.int32; they must be"),
         ({"loss_weights": torch.ones(3)}, "loss_weights must be"),
         ({"loss_weights": torch.ones(37, requires_grad=True)}, "no gradient"),
         ({"weight": torch.ones(50, 16)}, "cast one of them"),

@@ -3,6 +3,7 @@
 Letters: n tokens, v vocabulary, t tensor-parallel size.
 """
 
+import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
@@ -56,6 +57,7 @@ def cross_entropy(
             f"logits must be [n, v / t] and labels [n]; got {tuple(logits.shape)} and "
             f"{tuple(labels.shape)}. Flatten the batch and sequence dimensions first."
         )
+    check_label_dtype(labels)
     objective = build_objective(
         rows=logits.shape[1],
         vocab_start=vocab_start,
@@ -71,6 +73,12 @@ def cross_entropy(
     )
     losses: Tensor = run(logits, labels, objective=objective)
     return losses
+
+
+def check_label_dtype(labels: Tensor) -> None:
+    """Raise unless labels are int64, the one integer type that torch can gather by."""
+    if labels.dtype != torch.int64:
+        raise ValueError(f"labels are {labels.dtype}; they must be int64: labels.long().")
 
 
 def cross_entropy_reference(

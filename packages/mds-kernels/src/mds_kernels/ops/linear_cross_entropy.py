@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mds_kernels.dispatch import implementation
 from mds_kernels.objective import build_objective
-from mds_kernels.ops.cross_entropy import cross_entropy_reference
+from mds_kernels.ops.cross_entropy import check_label_dtype, cross_entropy_reference
 
 __all__ = ["LinearCrossEntropy", "linear_cross_entropy", "linear_cross_entropy_reference"]
 
@@ -137,6 +137,7 @@ def _check(hidden: Tensor, weight: Tensor, labels: Tensor, loss_weights: Tensor 
                 f"{name} must be [n] with n = {hidden.shape[0]} as in hidden; got "
                 f"{tuple(tensor.shape)}."
             )
+    check_label_dtype(labels)
     if hidden.dtype != weight.dtype:
         raise ValueError(
             f"hidden is {hidden.dtype} and weight {weight.dtype}; cast one of them, or call under "
