@@ -82,6 +82,48 @@ def llama_mqa_tied():
     return transformers.LlamaForCausalLM(config), GPTConfig(**OURS | ours), from_llama
 
 
+SCALINGS = {
+    "linear": {"factor": 4.0},
+    "dynamic": {"factor": 3.0},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 16},
+    "yarn-betas": {
+        "factor": 2.0,
+        "original_max_position_embeddings": 24,
+        "beta_fast": 6.0,
+        "beta_slow": 0.5,
+        "attention_factor": 1.3,
+    },
+    "yarn-mscale": {
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "mscale": 0.7,
+        "mscale_all_dim": 0.4,
+    },
+    "llama3": {
+        "factor": 8.0,
+        "original_max_position_embeddings": 24,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    },
+}
+
+
+def scaled(name: str):
+    """Llama with stretched positions; both read the same table."""
+
+    def build():
+        table = {"rope_type": name.split("-")[0], **SCALINGS[name]}
+        # Dynamic scaling begins beyond the trained positions, so here the sequence does, too.
+        length = {"max_position_embeddings": 20} if name == "dynamic" else {}
+        rotations = {"rope_parameters": table | {"rope_theta": 10000.0}}
+        config = transformers.LlamaConfig(**LLAMA_LIKE | length, **rotations)
+        ours = GPTConfig.from_record(OURS | length | {"rope_scaling": table})
+        return transformers.LlamaForCausalLM(config), ours, from_llama
+
+    build.__name__ = f"llama_{name}"
+    return build
+
+
 def mistral():
     config = transformers.MistralConfig(**LLAMA_LIKE, sliding_window=7, **rope(10000.0))
     return (
@@ -168,7 +210,10 @@ def grouped(query, key, value, config: GPTConfig):
     return torch.cat(rows)
 
 
-@pytest.mark.parametrize("family", [gpt2, llama, llama_mqa_tied, mistral, qwen2, qwen3])
+FAMILIES = [gpt2, llama, llama_mqa_tied, mistral, qwen2, qwen3, *map(scaled, SCALINGS)]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
 def test_logits_equal_those_of_transformers(family) -> None:
     torch.manual_seed(0)
     theirs, config, translate = family()

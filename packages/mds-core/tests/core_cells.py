@@ -43,6 +43,13 @@ LLAMA_GQA = GPTConfig(
 )
 """Rotary positions, no bias, untied head, an odd vocabulary that needs padding."""
 
+LLAMA_YARN = replace(
+    LLAMA_GQA,
+    rope_scaling_type="yarn",
+    rope_scaling_factor=4.0,
+    rope_scaling_original_positions=8,
+)
+
 QWEN3 = GPTConfig(
     num_layers=2,
     hidden_size=32,
@@ -87,6 +94,7 @@ CELLS = {
         execution=Execution(sequence_parallel=True, recompute="full"),
     ),
     "llama-gqa": Cell(config=LLAMA_GQA),
+    "llama-yarn": Cell(config=LLAMA_YARN, steps=1),
     "llama-gqa-sequence-parallel-selective": Cell(
         config=LLAMA_GQA, execution=Execution(sequence_parallel=True, recompute="selective")
     ),

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from mds_core.config import Execution, GPTConfig
 from mds_core.groups import ProcessGroups
 from mds_core.models import GPT
+from mds_core.rope_scaling import RopeScaling
 
 PLAIN = {
     "num_layers": 2,
@@ -81,11 +82,75 @@ def test_flops_of_gpt3_follow_from_its_published_shape() -> None:
         ({"init_std": 0.0}, r"init_std \(0.0\) must be above 0"),
         ({"norm_epsilon": float("nan")}, r"norm_epsilon \(nan\) must be above 0"),
         ({"position_embedding": "rope", "rope_percent": 0.4}, "rotation needs pairs"),
+        (
+            {"rope_scaling_type": "linear", "rope_scaling_factor": 2.0},
+            r"stretches rotary positions, but position_embedding is 'learned'",
+        ),
+        ({"rope_scaling_factor": 2.0}, "rope_scaling_factor is set without rope_scaling_type"),
     ],
 )
 def test_an_impossible_value_is_refused_with_its_reason(changes, message) -> None:
     with pytest.raises(ValueError, match=message):
         GPTConfig(**PLAIN | changes)
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "original_max_position_embeddings": 8,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        LLAMA3,
+        {"rope_type": "linear", "factor": 2.0},
+        {"rope_type": "dynamic", "factor": 2.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4},
+    ],
+)
+def test_a_rope_scaling_table_survives_a_checkpoint(table) -> None:
+    given = PLAIN | {"position_embedding": "rope", "rope_scaling": table, "family": "gpt"}
+
+    config = GPTConfig.from_record(given)
+
+    assert config.rope_scaling_type == table["rope_type"]
+    assert config.record()["rope_scaling"] == table
+    assert GPTConfig.from_record(config.record()) == config.resolved()
+
+
+def test_the_old_name_of_the_type_and_the_default_type_are_understood() -> None:
+    assert RopeScaling.of({"type": "linear", "factor": 2}).rope_type == "linear"
+    assert RopeScaling.of({"type": "default"}) is None
+
+
+def test_an_unset_original_length_is_written_out() -> None:
+    config = GPTConfig(
+        **PLAIN, position_embedding="rope", rope_scaling_type="yarn", rope_scaling_factor=2.0
+    )
+
+    assert config.record()["rope_scaling"]["original_max_position_embeddings"] == 16
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"rope_type": "longrope", "factor": 2.0}, r"rope_type \('longrope'\) is unknown"),
+        ({"rope_type": "linear"}, "rope_type and factor are required"),
+        ({"rope_type": "linear", "factor": 2.0, "fast": 1}, r"is not understood: it takes"),
+        ({"rope_type": "linear", "factor": 0.5}, r"factor \(0.5\) of rope scaling must be at"),
+        ({"rope_type": "linear", "factor": "2"}, r"factor \('2'\) of rope scaling must be a num"),
+        ({"rope_type": "linear", "factor": 2.0, "beta_fast": 9.0}, "beta_fast .* has no meaning"),
+        (LLAMA3 | {"low_freq_factor": 4.0}, r"llama3 needs low_freq_factor \(4.0\) below"),
+        ({"rope_type": "yarn", "factor": 2.0, "truncate": False}, "truncate is false"),
+    ],
+)
+def test_an_impossible_rope_scaling_is_refused_with_its_reason(table, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        RopeScaling.of(table)
 
 
 def test_nobody_writes_to_a_config() -> None:

@@ -10,6 +10,7 @@ import torch
 from core_cells import LLAMA_GQA
 from torch.nn import functional as F
 
+from mds_core.config import GPTConfig
 from mds_core.layers import (
     ColumnParallelLinear,
     KVCache,
@@ -84,11 +85,24 @@ def test_norms_follow_their_formula(kind, zero_centered) -> None:
     torch.testing.assert_close(norm(x), expected)
 
 
+def rotating(channels: int, *, theta: float = 1e4, **scaling) -> GPTConfig:
+    return GPTConfig(
+        num_layers=1,
+        hidden_size=channels,
+        num_attention_heads=1,
+        vocab_size=8,
+        max_position_embeddings=64,
+        position_embedding="rope",
+        rope_theta=theta,
+        **scaling,
+    )
+
+
 def test_rotation_turns_each_pair_by_position_times_frequency() -> None:
     x = torch.randn(1, 1, 7, 10, dtype=torch.float64)
     positions = torch.tensor([[0, 1, 2, 5, 9, 100, 3]])
 
-    cos, sin = rotation(positions, channels=8, theta=100.0, dtype=torch.float64)
+    cos, sin = rotation(positions, config=rotating(8, theta=100.0), dtype=torch.float64)
     y = apply_rope(x, cos, sin)
 
     for column, position in enumerate(positions[0].tolist()):
@@ -101,12 +115,58 @@ def test_rotation_turns_each_pair_by_position_times_frequency() -> None:
 
 
 def test_angles_are_fp32_for_half_precision_models_and_the_dtype_stays() -> None:
-    cos, sin = rotation(torch.arange(5000)[None], channels=8, theta=1e4, dtype=torch.bfloat16)
+    cos, sin = rotation(torch.arange(5000)[None], config=rotating(8), dtype=torch.bfloat16)
 
     assert cos.dtype == torch.float32
     assert cos[0, 0, 4999, 0].item() == pytest.approx(math.cos(4999), abs=1e-3)
     x = torch.randn(1, 2, 5000, 8, dtype=torch.bfloat16)
     assert apply_rope(x, cos, sin).dtype == torch.bfloat16
+
+
+def test_linear_scaling_gives_a_position_the_angles_of_a_fraction_of_it() -> None:
+    plain = rotation(torch.arange(32)[None], config=rotating(8), dtype=torch.float64)
+    stretched = rotation(
+        torch.arange(0, 128, 4)[None],
+        config=rotating(8, rope_scaling_type="linear", rope_scaling_factor=4.0),
+        dtype=torch.float64,
+    )
+
+    torch.testing.assert_close(stretched, plain)
+
+
+def test_dynamic_scaling_begins_beyond_the_trained_length() -> None:
+    config = rotating(8, rope_scaling_type="dynamic", rope_scaling_factor=2.0)
+    short, long = torch.arange(64)[None], torch.arange(65)[None]
+
+    plain = rotation(short, config=rotating(8), dtype=torch.float64)
+    torch.testing.assert_close(rotation(short, config=config, dtype=torch.float64), plain)
+    stretched = rotation(long, config=config, dtype=torch.float64)
+
+    assert (stretched[0][:, :, :64] - plain[0]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_scaling_type": "yarn"},
+        {
+            "rope_scaling_type": "llama3",
+            "rope_scaling_low_freq_factor": 1.0,
+            "rope_scaling_high_freq_factor": 4.0,
+        },
+    ],
+)
+def test_short_waves_stay_and_long_ones_are_stretched_in_full(scaling) -> None:
+    config = rotating(64, **scaling, rope_scaling_factor=8.0, rope_scaling_original_positions=4096)
+    one = torch.ones(1, 1, dtype=torch.int64)
+
+    plain = torch.atan2(*rotation(one, config=rotating(64), dtype=torch.float64)[::-1]).flatten()
+    cos, sin = rotation(one, config=config, dtype=torch.float64)
+    ratio = torch.atan2(sin, cos).flatten() / plain
+
+    assert ratio[0] == pytest.approx(1.0)
+    assert ratio[-1] == pytest.approx(1 / 8)
+    assert (ratio.diff() <= 1e-12).all()
 
 
 def naive_attention(query, key, value, visible):

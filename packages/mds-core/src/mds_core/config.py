@@ -6,8 +6,12 @@ thousand devices needs no device.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Literal, Self
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from types import MappingProxyType
+from typing import Any, Literal, Self
+
+from mds_core.rope_scaling import RopeScaling, RopeType
 
 __all__ = ["Activation", "Execution", "GPTConfig", "Normalization", "PositionEmbedding"]
 
@@ -26,6 +30,21 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "normalization": ("layernorm", "rmsnorm"),
     "position_embedding": ("learned", "rope", "none"),
 }
+
+
+# Members of a rope_scaling table: here they are flat, so that each has its option and variable.
+_SCALING_FIELDS: Mapping[str, str] = MappingProxyType(
+    {
+        "rope_type": "rope_scaling_type",
+        "original_max_position_embeddings": "rope_scaling_original_positions",
+        "factor": "rope_scaling_factor",
+        "low_freq_factor": "rope_scaling_low_freq_factor",
+        "high_freq_factor": "rope_scaling_high_freq_factor",
+        "beta_fast": "rope_scaling_beta_fast",
+        "beta_slow": "rope_scaling_beta_slow",
+        "attention_factor": "rope_scaling_attention_factor",
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +73,22 @@ class GPTConfig:
     rope_theta: float = 10000.0
     rope_percent: float = 1.0
     """Share of a head's channels that rotates."""
+    rope_scaling_type: RopeType | None = None
+    """How rotary positions are stretched, see `mds_core.rope_scaling`; not at all if None."""
+    rope_scaling_factor: float | None = None
+    """How many times the positions are stretched."""
+    rope_scaling_original_positions: int | None = None
+    """Positions before stretching (yarn, llama3); max_position_embeddings when left out."""
+    rope_scaling_low_freq_factor: float | None = None
+    """With llama3: waves longer than the original length over this are stretched in full."""
+    rope_scaling_high_freq_factor: float | None = None
+    """With llama3: waves shorter than the original length over this stay as they are."""
+    rope_scaling_beta_fast: float | None = None
+    """With yarn: waves that turn more often in the original length stay; 32 if None."""
+    rope_scaling_beta_slow: float | None = None
+    """With yarn: waves that turn less often are stretched in full; 1 if None."""
+    rope_scaling_attention_factor: float | None = None
+    """With yarn: factor of cosines and sines; 0.1 ln(factor) + 1 if None."""
     activation: Activation = "gelu"
     normalization: Normalization = "layernorm"
     norm_epsilon: float = 1e-5
@@ -76,6 +111,21 @@ class GPTConfig:
         self._check_types()
         self._check_sizes()
         self._check_ratios()
+        self._check_rope()
+
+    def _check_rope(self) -> None:
+        scaling = self.rope_scaling
+        if scaling is not None and self.position_embedding != "rope":
+            raise ValueError(
+                f"rope_scaling_type ({scaling.rope_type!r}) stretches rotary positions, but "
+                f"position_embedding is {self.position_embedding!r}. Leave rope_scaling_type out "
+                f'or choose position_embedding="rope".'
+            )
+        if scaling is not None and scaling.rope_type == "dynamic" and self.rope_channels <= 2:
+            raise ValueError(
+                f"dynamic scaling needs more than {self.rope_channels} rotating channels; choose "
+                f"a larger head_dim or another rope_scaling_type."
+            )
         if self.position_embedding == "rope" and self.rope_channels % 2:
             raise ValueError(
                 f"rope_percent ({self.rope_percent}) of head_dim ({self.channels}) gives "
@@ -157,10 +207,56 @@ class GPTConfig:
         """Channels of a head that rotate."""
         return int(self.channels * self.rope_percent)
 
+    @property
+    def rope_scaling(self) -> RopeScaling | None:
+        """How rotary positions are stretched, from the fields ``rope_scaling_...``."""
+        given = {
+            member: getattr(self, name)
+            for member, name in _SCALING_FIELDS.items()
+            if getattr(self, name) is not None
+        }
+        if not given:
+            return None
+        if missing := sorted({"rope_type", "factor"} - given.keys()):
+            names = ", ".join(_SCALING_FIELDS[member] for member in missing)
+            raise ValueError(
+                f"{', '.join(_SCALING_FIELDS[member] for member in given)} is set without {names}; "
+                f"set both or neither."
+            )
+        return RopeScaling(**given)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """Read what a checkpoint says of its model; members of other models are left out.
+
+        Args:
+            record: Fields by name; ``rope_scaling`` may be a table as Hugging Face writes it.
+        """
+        known = {field.name for field in fields(cls)}
+        members = {name: value for name, value in record.items() if name in known}
+        if record.get("rope_scaling"):
+            scaling = RopeScaling.of(record["rope_scaling"])
+            for member, value in scaling.table().items() if scaling else ():
+                members[_SCALING_FIELDS[member]] = value
+        return cls(**members)
+
+    def record(self) -> dict[str, Any]:
+        """What a checkpoint says of its model; `from_record` reads it."""
+        flat = set(_SCALING_FIELDS.values())
+        resolved = self.resolved()
+        members = {name: value for name, value in asdict(resolved).items() if name not in flat}
+        if resolved.rope_scaling is not None:
+            members["rope_scaling"] = resolved.rope_scaling.table()
+        return members
+
     def resolved(self) -> Self:
         """The same configuration with every derived value written out."""
+        original = self.rope_scaling_original_positions
+        if self.rope_scaling_type in ("yarn", "llama3") and original is None:
+            original = self.max_position_embeddings
         return replace(
             self,
+            rope_scaling_original_positions=original,
             num_key_value_heads=self.kv_heads,
             head_dim=self.channels,
             ffn_hidden_size=self.ffn_width,

@@ -368,12 +368,7 @@ class GPT(nn.Module):
         config, length = self.config, position_ids.size(1)
         turn = None
         if config.position_embedding == "rope":
-            turn = rotation(
-                position_ids,
-                channels=config.rope_channels,
-                theta=config.rope_theta,
-                dtype=self.dtype,
-            )
+            turn = rotation(position_ids, config=config, dtype=self.dtype)
         mask = attention_mask(
             length,
             offset=0 if cache is None else cache.length,
