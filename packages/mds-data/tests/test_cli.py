@@ -15,8 +15,8 @@ from text_material import WORDS, golden, small_tokenizer, text, write_jsonl
 
 from mds_data import open_store
 from mds_data.cli import build_parser, main
-from mds_data.cli_output import bar, printable
-from mds_data.cli_progress import ProgressLine, timespan
+from mds_data.commands.output import bar, printable
+from mds_data.commands.progress import ProgressLine, timespan
 from mds_data.commit import FileOperations
 
 

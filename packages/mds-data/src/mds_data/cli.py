@@ -10,9 +10,9 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from mds_data.cli_errors import exit_code, sentence
-from mds_data.cli_parser import add_preprocess, add_sample_corpus, add_train_tokenizer
-from mds_data.cli_store_parser import add_store_commands
+from mds_data.commands.errors import exit_code, sentence
+from mds_data.commands.parser import add_preprocess, add_sample_corpus, add_train_tokenizer
+from mds_data.commands.store_parser import add_store_commands
 
 __all__ = ["build_parser", "main"]
 

@@ -12,9 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-from mds_data.cli_errors import UsageError
-from mds_data.cli_progress import ProgressLine
-from mds_data.cli_text import new_file
+from mds_data.commands.errors import UsageError
+from mds_data.commands.progress import ProgressLine
+from mds_data.commands.text import new_file
 from mds_data.preprocess.pipeline import PreprocessConfig, Progress, SentenceConfig
 from mds_data.preprocess.pipeline import preprocess as run_preprocess
 from mds_data.preprocess.report import PreprocessReport

@@ -6,9 +6,9 @@ import argparse
 import sys
 from collections.abc import Iterator
 
-from mds_data.cli_errors import UsageError
-from mds_data.cli_output import write
-from mds_data.cli_progress import megabytes
+from mds_data.commands.errors import UsageError
+from mds_data.commands.output import write
+from mds_data.commands.progress import megabytes
 from mds_data.errors import DataError
 from mds_data.schema import Manifest
 

@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mds_data.cli_parser import command
+from mds_data.commands.parser import command
 
 if TYPE_CHECKING:
-    from mds_data.cli_parser import Commands
+    from mds_data.commands.parser import Commands
 
 __all__ = ["add_store_commands"]
 
@@ -33,7 +33,7 @@ def _add_inspect(commands: Commands) -> None:
     parser = command(
         commands,
         "inspect",
-        run="mds_data.cli_inspect:inspect",
+        run="mds_data.commands.inspect:inspect",
         help="show what a store holds",
         description="Show documents, tokens, lengths, tokenizer, split, frequent tokens and\n"
         f"samples of a store, or of {_PAIR}.",
@@ -55,7 +55,7 @@ def _add_verify(commands: Commands) -> None:
     parser = command(
         commands,
         "verify",
-        run="mds_data.cli_store:verify",
+        run="mds_data.commands.store:verify",
         help="check every byte of a store",
         description="Read the whole store and name flipped bits, missing, cut and foreign files,\n"
         "documents out of order and tokens outside the vocabulary. Exit code 1 if there are any.",
@@ -68,7 +68,7 @@ def _add_merge(commands: Commands) -> None:
     parser = command(
         commands,
         "merge",
-        run="mds_data.cli_store:merge",
+        run="mds_data.commands.store:merge",
         help="join stores without rewriting them",
         description="Join stores in the order given. Files are hard-linked where the file system\n"
         "can, so a merge costs neither time nor space.",
@@ -83,7 +83,7 @@ def _add_split(commands: Commands) -> None:
     parser = command(
         commands,
         "split",
-        run="mds_data.cli_store:split",
+        run="mds_data.commands.store:split",
         help="write train, valid and test as stores of their own",
         description="Write the parts of a split as FOLDER/train, FOLDER/valid and FOLDER/test.",
         examples="example:\n  mds-data split store --split 95,5,0 --output parts",
@@ -100,7 +100,7 @@ def _add_import(commands: Commands) -> None:
     parser = command(
         commands,
         "import",
-        run="mds_data.cli_store:import_",
+        run="mds_data.commands.store:import_",
         help="write a Megatron .bin/.idx pair as a store",
         description="Write the documents of a Megatron pair (the mapped format or the old TNTIDX)\n"
         "as a store. Stores and pairs can be opened alike; a store also has checksums.",
@@ -119,7 +119,7 @@ def _add_repair(commands: Commands) -> None:
     parser = command(
         commands,
         "repair",
-        run="mds_data.cli_store:repair",
+        run="mds_data.commands.store:repair",
         help="mend a pair that the old --append-eod wrote wrong",
         description="The original's --append-eod wrote an end token after each document and\n"
         "forgot it in the index, so that each document is read shifted. Write the true documents\n"
@@ -135,7 +135,7 @@ def _add_export(commands: Commands) -> None:
     parser = command(
         commands,
         "export",
-        run="mds_data.cli_store:export",
+        run="mds_data.commands.store:export",
         help="write a store as a Megatron .bin/.idx pair",
         description="Write a store as a pair that Megatron and its descendants read.",
         examples="example:\n  mds-data export store --output-prefix my-gpt2_text_document",
@@ -148,7 +148,7 @@ def _add_repack(commands: Commands) -> None:
     parser = command(
         commands,
         "repack",
-        run="mds_data.cli_store:repack",
+        run="mds_data.commands.store:repack",
         help="write a store anew in the other layout",
         description="hot: for training, read as fast as a memory map. archive: compressed to 0.4\n"
         "of the size. Gaps are left out and segments joined; documents keep their numbers.",
@@ -163,7 +163,7 @@ def _add_erase(commands: Commands) -> None:
     parser = command(
         commands,
         "erase",
-        run="mds_data.cli_store:erase",
+        run="mds_data.commands.store:erase",
         help="erase documents: overwrite their bytes, keep a record",
         description="Overwrite documents with zeros. Their numbers stay taken, and the manifest\n"
         "keeps a record of numbers and reason, never of content. Stores that share the files by\n"

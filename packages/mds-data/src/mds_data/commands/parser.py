@@ -40,7 +40,7 @@ def add_sample_corpus(commands: Commands) -> None:
     parser = command(
         commands,
         "sample-corpus",
-        run="mds_data.cli_text:sample_corpus",
+        run="mds_data.commands.text:sample_corpus",
         help="write 3 MB of English text that every Python carries",
         description="Write a small English corpus as JSON lines: Python's help topics and the\n"
         "documentation of its standard library. Nothing is downloaded, nothing is imported.",
@@ -58,7 +58,7 @@ def add_train_tokenizer(commands: Commands) -> None:
     parser = command(
         commands,
         "train-tokenizer",
-        run="mds_data.cli_text:train_tokenizer",
+        run="mds_data.commands.text:train_tokenizer",
         help="train a tokenizer on text",
         description="Train a tokenizer of exactly --vocab-size tokens. The same input gives the\n"
         "same file, byte for byte.",
@@ -145,7 +145,7 @@ def add_preprocess(commands: Commands) -> None:
     parser = command(
         commands,
         "preprocess",
-        run="mds_data.cli_preprocess:preprocess",
+        run="mds_data.commands.preprocess:preprocess",
         help="turn text into a token store",
         description="Tokenise text into a store. The result does not depend on the number of\n"
         "workers; empty documents are left out and counted; a special token's spelling in a text\n"

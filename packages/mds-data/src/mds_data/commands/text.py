@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mds_data import corpus
-from mds_data.cli_errors import UsageError
-from mds_data.cli_progress import ProgressLine, megabytes
+from mds_data.commands.errors import UsageError
+from mds_data.commands.progress import ProgressLine, megabytes
 from mds_data.errors import DataError
 from mds_data.preprocess.texts import InputTexts
 from mds_data.tokenizers import train

@@ -1,0 +1,1 @@
+"""What the commands do, how each is spelled, and what they print."""
