@@ -31,21 +31,17 @@ class Signaller(Recorder):
             os.kill(os.getpid(), self.number)
 
 
-def interrupt_and_resume(config: TrainConfig) -> tuple[str, int, list[float], list[float]]:
+def interrupted_and_whole(
+    config: TrainConfig, other: TrainConfig
+) -> tuple[str, int, list[float], list[float]]:
+    """Reason and step of the interruption, losses of both halves, losses of a run left alone."""
     from mds_train import train
 
-    first, second = Signaller(), Recorder()
+    first, second, whole = Signaller(), Recorder(), Recorder()
     result = train(config, watchers=[first])
     train(config, resume=True, watchers=[second])
-    return result.reason, result.step, first.losses, second.losses
-
-
-def uninterrupted(config: TrainConfig) -> list[float]:
-    from mds_train import train
-
-    recorder = Recorder()
-    train(config, watchers=[recorder])
-    return recorder.losses
+    train(other, watchers=[whole])
+    return result.reason, result.step, first.losses + second.losses, whole.losses
 
 
 def test_all_ranks_save_at_the_same_step_and_the_run_resumes_exactly(tmp_path: Path) -> None:
@@ -53,10 +49,9 @@ def test_all_ranks_save_at_the_same_step_and_the_run_resumes_exactly(tmp_path: P
     config = tiny_config(tmp_path / "store", tmp_path / "run")
     other = tiny_config(tmp_path / "store", tmp_path / "whole")
 
-    found = run_ranks(interrupt_and_resume, 2, config)
-    (whole, _) = run_ranks(uninterrupted, 2, other)
+    found = run_ranks(interrupted_and_whole, 2, config, other)
 
-    for reason, step, before, after in found:
+    for reason, step, losses, whole in found:
         assert (reason, step) == ("SIGTERM", 2)
-        assert before + after == whole
+        assert losses == whole
     assert open_checkpoint(tmp_path / "run" / "checkpoints" / "step-2").step == 2

@@ -42,12 +42,16 @@ def config_of(name: str, folder: Path, **train: object) -> TrainConfig:
     )
 
 
-def train_with_nan(configs: list[TrainConfig], poisoned: range) -> list[Recorder | str]:
-    """Train; on the last rank, the loss of these steps is NaN. Returns errors as text."""
-    return [train_one_with_nan(config, poisoned) for config in configs]
+def train_with_nan(
+    configs: list[TrainConfig], never_ending: TrainConfig
+) -> tuple[list[Recorder | str], Recorder | str]:
+    """Train with step 3 spoilt, and once with all steps from 2 on; errors come as text."""
+    once = [train_one_with_nan(config, range(3, 4)) for config in configs]
+    return once, train_one_with_nan(never_ending, range(2, 9))
 
 
 def train_one_with_nan(config: TrainConfig, poisoned: range) -> Recorder | str:
+    """The loss of these steps is NaN on the last rank."""
     from mds_train import train
     from mds_train.engines.deepspeed import DeepSpeedEngine
     from mds_train.loop import TrainingDivergedError
@@ -69,35 +73,46 @@ def train_one_with_nan(config: TrainConfig, poisoned: range) -> Recorder | str:
     return recorder
 
 
-def test_nothing_changes_on_any_layout_and_the_run_goes_on(tmp_path: Path) -> None:
-    make_store(tmp_path)
-    configs = [config_of(name, tmp_path) for name in LAYOUTS]
-
-    found = run_ranks(train_with_nan, 2, configs, range(3, 4), timeout=400)
-
-    for rank in found:
-        for name, run in zip(LAYOUTS, rank, strict=True):
-            assert isinstance(run, Recorder), name
-            assert [step.skipped for step in run.steps] == [False, False, True, False], name
-            assert [step.applied_updates for step in run.steps] == [1, 2, 2, 3]
-            assert [step.consumed_samples for step in run.steps] == [8, 16, 24, 32]
-            # The schedule does not move with a skipped step.
-            assert run.steps[3].lr == run.steps[2].lr
-            assert [event.event for event in run.events].count("skip") == 1
-    for name in LAYOUTS:
-        checkpoints = tmp_path / name / "checkpoints"
-        before, after = checkpoints / "step-2", checkpoints / "step-3"
-        assert checkpoint_differences(before, after) == [], name
-        assert checkpoint_differences(after, checkpoints / "step-4") != [], name
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("skipped")
+    make_store(path)
+    return path
 
 
-def test_too_many_in_a_row_end_the_run_and_name_the_samples(tmp_path: Path) -> None:
-    make_store(tmp_path)
-    config = config_of("tp1z1-fp32", tmp_path, max_skipped_steps=2)
+@pytest.fixture(scope="module")
+def found(folder: Path) -> list[tuple[list[Recorder | str], Recorder | str]]:
+    """Of both ranks."""
+    configs = [config_of(name, folder) for name in LAYOUTS]
+    never_ending = config_of(
+        "tp1z1-fp32", folder, run_dir=str(folder / "never"), max_skipped_steps=2
+    )
+    return run_ranks(train_with_nan, 2, configs, never_ending, timeout=400)
 
-    found = run_ranks(train_with_nan, 2, [config], range(2, 5))
 
-    for (message,) in found:
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_nothing_changes_and_the_run_goes_on(
+    folder: Path, found: list[tuple[list[Recorder | str], Recorder | str]], name: str
+) -> None:
+    for once, _ in found:
+        run = once[list(LAYOUTS).index(name)]
+        assert isinstance(run, Recorder)
+        assert [step.skipped for step in run.steps] == [False, False, True, False]
+        assert [step.applied_updates for step in run.steps] == [1, 2, 2, 3]
+        assert [step.consumed_samples for step in run.steps] == [8, 16, 24, 32]
+        # The schedule does not move with a skipped step.
+        assert run.steps[3].lr == run.steps[2].lr
+        assert [event.event for event in run.events].count("skip") == 1
+    checkpoints = folder / name / "checkpoints"
+    before, after = checkpoints / "step-2", checkpoints / "step-3"
+    assert checkpoint_differences(before, after) == []
+    assert checkpoint_differences(after, checkpoints / "step-4") != []
+
+
+def test_too_many_in_a_row_end_the_run_and_name_the_samples(
+    found: list[tuple[list[Recorder | str], Recorder | str]],
+) -> None:
+    for _, message in found:
         assert isinstance(message, str)
         assert "2 steps in a row up to step 3" in message
         assert "samples were 16 to 23" in message

@@ -6,6 +6,8 @@ mistake in one cannot hide in the other.
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import transformers
@@ -80,6 +82,93 @@ def llama_mqa_tied():
     config = transformers.LlamaConfig(**LLAMA_LIKE | changed, **rope(500000.0))
     ours = {"num_key_value_heads": 1, "tie_embeddings": True, "rope_theta": 500000.0}
     return transformers.LlamaForCausalLM(config), GPTConfig(**OURS | ours), from_llama
+
+
+def neox(*, parallel: bool = True):
+    theirs = transformers.GPTNeoXForCausalLM(
+        transformers.GPTNeoXConfig(
+            vocab_size=VOCAB,
+            hidden_size=HIDDEN,
+            intermediate_size=80,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS,
+            max_position_embeddings=POSITIONS,
+            use_parallel_residual=parallel,
+            rope_parameters={
+                **rope(10000.0)["rope_parameters"],
+                "partial_rotary_factor": 0.25,
+            },
+            attn_implementation="eager",
+        )
+    )
+    ours = GPTConfig(
+        num_layers=LAYERS,
+        hidden_size=HIDDEN,
+        num_attention_heads=HEADS,
+        ffn_hidden_size=80,
+        vocab_size=VOCAB,
+        max_position_embeddings=POSITIONS,
+        position_embedding="rope",
+        rope_percent=0.25,
+        parallel_residual=parallel,
+        tie_embeddings=False,
+    )
+    return theirs, ours, partial(renamed, names=NEOX_NAMES)
+
+
+def neox_serial():
+    return neox(parallel=False)
+
+
+def bloom():
+    theirs = transformers.BloomForCausalLM(
+        transformers.BloomConfig(vocab_size=VOCAB, hidden_size=HIDDEN, n_layer=LAYERS, n_head=HEADS)
+    )
+    ours = GPTConfig(
+        num_layers=LAYERS,
+        hidden_size=HIDDEN,
+        num_attention_heads=HEADS,  # six: not a power of two
+        vocab_size=VOCAB,
+        max_position_embeddings=POSITIONS,
+        position_embedding="alibi",
+        embedding_norm=True,
+        activation="gelu_tanh",
+    )
+    return theirs, ours, partial(renamed, names=BLOOM_NAMES)
+
+
+NEOX_NAMES = {
+    "gpt_neox.embed_in.": "embedding.word_embeddings.",
+    "gpt_neox.layers.": "decoder.layers.",
+    "gpt_neox.final_layer_norm.": "decoder.final_layernorm.",
+    "lm_head.": "output_layer.",
+    ".attention.query_key_value.": ".self_attention.linear_qkv.",
+    ".attention.dense.": ".self_attention.linear_proj.",
+}
+BLOOM_NAMES = {
+    "transformer.word_embeddings": "embedding.word_embeddings",
+    "transformer.h.": "decoder.layers.",
+    "transformer.ln_f.": "decoder.final_layernorm.",
+    ".self_attention.query_key_value.": ".self_attention.linear_qkv.",
+    ".self_attention.dense.": ".self_attention.linear_proj.",
+}
+MEGATRON_NAMES = {
+    ".post_attention_layernorm.": ".pre_mlp_layernorm.",
+    ".dense_h_to_4h.": ".linear_fc1.",
+    ".dense_4h_to_h.": ".linear_fc2.",
+}
+
+
+def renamed(theirs: dict, config: GPTConfig, *, names: dict[str, str]) -> dict:
+    """Both families store queries, keys and values head by head, as we do."""
+
+    def rename(name: str) -> str:
+        for old, new in (names | MEGATRON_NAMES).items():
+            name = name.replace(old, new)
+        return name
+
+    tied = {"lm_head.weight"} if config.tie_embeddings else set()
+    return {rename(name): tensor for name, tensor in theirs.items() if name not in tied}
 
 
 SCALINGS = {
@@ -210,7 +299,18 @@ def grouped(query, key, value, config: GPTConfig):
     return torch.cat(rows)
 
 
-FAMILIES = [gpt2, llama, llama_mqa_tied, mistral, qwen2, qwen3, *map(scaled, SCALINGS)]
+FAMILIES = [
+    gpt2,
+    neox,
+    neox_serial,
+    bloom,
+    llama,
+    llama_mqa_tied,
+    mistral,
+    qwen2,
+    qwen3,
+    *map(scaled, SCALINGS),
+]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)

@@ -61,9 +61,20 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     add_sample_corpus(commands)
     add_train_tokenizer(commands)
     add_preprocess(commands)
     add_store_commands(commands)
     return parser
+
+
+class _Version(argparse.Action):
+    """Asks for the version only when it is wanted: that takes longer than all the rest."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"mds-data {version('mds-data')}\n")
+        parser.exit()

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib.metadata import version
 
 import torch
 
@@ -40,6 +41,9 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="mds-kernels", description="Which kernels run on this machine, and are they right?"
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"mds-kernels {version('mds-kernels')}"
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_doctor(commands)
