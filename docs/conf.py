@@ -2,7 +2,7 @@
 
 project = "Megatron-DeepSpeed, rebuilt"
 author = "The project's authors"
-copyright = "2026, the project's authors"  # noqa: A001
+copyright = "2026, the project's authors"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3

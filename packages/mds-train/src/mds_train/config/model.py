@@ -6,7 +6,6 @@ import dataclasses
 from dataclasses import dataclass
 
 from mds_core.config import GPTConfig
-
 from mds_train.config.checks import require_choice
 
 __all__ = ["FAMILIES", "ModelConfig"]
