@@ -142,9 +142,7 @@ def test_resuming_without_a_checkpoint_is_an_error_unless_asked_for(folder: Path
 
 
 def test_a_run_does_not_start_over_another_one(folder: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"another run already \(the newest is step-6"
-    ):
+    with pytest.raises(ValueError, match=r"another run already \(the newest is step-6"):
         run_here(tiny_config(folder))
 
 
