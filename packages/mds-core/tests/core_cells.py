@@ -70,6 +70,18 @@ QWEN3 = GPTConfig(
 )
 """Normalised heads of their own width, a query/key/value bias, a sliding window, a tied head."""
 
+NEOX = replace(
+    GPT2,
+    position_embedding="rope",
+    rope_percent=0.5,
+    parallel_residual=True,
+    tie_embeddings=False,
+)
+"""Attention and MLP beside each other."""
+
+BLOOM = replace(GPT2, position_embedding="alibi", embedding_norm=True)
+"""Normalised token vectors, no position vectors but scores that fall with the distance."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
@@ -99,6 +111,11 @@ CELLS = {
         config=LLAMA_GQA, execution=Execution(sequence_parallel=True, recompute="selective")
     ),
     "qwen3": Cell(config=QWEN3),
+    "neox-dropout": Cell(config=replace(NEOX, **DROPPING), steps=1),
+    "bloom": Cell(config=BLOOM, steps=1),
+    "bloom-sequence-parallel-dropout": Cell(
+        config=replace(BLOOM, **DROPPING), execution=Execution(sequence_parallel=True), steps=1
+    ),
     "gpt-fp32": Cell(config=GPT2, dtype=torch.float32),
     "llama-gqa-fp32": Cell(config=LLAMA_GQA, dtype=torch.float32),
 }

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from unittest import mock
 
 import torch
-from core_cells import GPT2, LLAMA_GQA, AdamW, Cell, Trace, whole
+from core_cells import BLOOM, GPT2, LLAMA_GQA, AdamW, Cell, Trace, whole
 from torch.distributed.pipelining import PipelineStage
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -33,11 +33,12 @@ class PipelineCell:
 
 
 DEEP = replace(GPT2, num_layers=4, hidden_dropout=0.2)
+DEEP_BLOOM = replace(BLOOM, num_layers=4, hidden_dropout=0.2)
 DEEP_LLAMA = replace(LLAMA_GQA, num_layers=5)
 CELLS = {name: PipelineCell(cell=Cell(config=DEEP), schedule=name) for name in SCHEDULES} | {
     "uneven": PipelineCell(cell=Cell(config=DEEP_LLAMA), sizes=(4, 1)),
     "uneven-zb-v": PipelineCell(cell=Cell(config=DEEP_LLAMA), schedule="zb-v", sizes=(1, 2, 1, 1)),
-    "lengths": PipelineCell(cell=Cell(config=DEEP), lengths=(LENGTH, 10, LENGTH)),
+    "lengths": PipelineCell(cell=Cell(config=DEEP_BLOOM), lengths=(LENGTH, 10, LENGTH)),
     "recompute": PipelineCell(
         cell=Cell(config=DEEP, execution=Execution(recompute="full")), schedule="zb-h1"
     ),

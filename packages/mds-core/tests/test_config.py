@@ -4,7 +4,7 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 import torch
-from core_cells import GPT2, LLAMA_GQA, QWEN3
+from core_cells import BLOOM, GPT2, LLAMA_GQA, NEOX, QWEN3
 from torch.utils.flop_counter import FlopCounterMode
 
 from mds_core.config import Execution, GPTConfig
@@ -24,7 +24,7 @@ PLAIN = {
 @pytest.mark.parametrize(
     "config",
     [
-        *(GPT2, LLAMA_GQA, QWEN3),
+        *(GPT2, LLAMA_GQA, QWEN3, NEOX, BLOOM),
         replace(GPT2, normalization="rmsnorm", zero_centered_norm=True, add_bias=False),
         replace(GPT2, qk_norm=True, tie_embeddings=False, position_embedding="none"),
         replace(LLAMA_GQA, num_key_value_heads=1, add_qkv_bias=True, activation="relu2"),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from core_cells import GPT2, LLAMA_GQA, QWEN3
+from core_cells import BLOOM, GPT2, LLAMA_GQA, NEOX, QWEN3
 from torch.nn import functional as F
 
 from mds_core.config import Execution
@@ -14,7 +14,7 @@ from mds_core.rng import DropoutKey
 from mds_core.sharding import cut
 
 SINGLE = ProcessGroups.single()
-CONFIGS = {"gpt": GPT2, "llama-gqa": LLAMA_GQA, "qwen3": QWEN3}
+CONFIGS = {"gpt": GPT2, "llama-gqa": LLAMA_GQA, "qwen3": QWEN3, "neox": NEOX, "bloom": BLOOM}
 
 
 def build(config, **options) -> GPT:

@@ -18,6 +18,7 @@ from mds_core.layers import (
     RowParallelLinear,
     VocabParallelEmbedding,
 )
+from mds_core.layers.alibi import alibi_mask, alibi_slopes
 from mds_core.layers.attention import attention_mask, fused_attention, math_attention
 from mds_core.layers.mlp import MLP
 from mds_core.layers.rope import apply_rope, rotation
@@ -290,3 +291,25 @@ def test_a_cache_returns_all_tokens_so_far_and_refuses_more_than_it_holds() -> N
     assert values[0, 0, :, 0].tolist() == [1, 1, 4]
     with pytest.raises(ValueError, match="the cache holds 3 tokens and 4 are wanted"):
         cache.append(0, first, first)
+
+
+@pytest.mark.parametrize("attend", [fused_attention, math_attention])
+def test_alibi_lowers_the_scores_with_the_distance(attend) -> None:
+    query, key, value = torch.randn(3, 1, 3, 6, 8, dtype=torch.float64).unbind(0)
+    mask = alibi_mask(6, slopes=alibi_slopes(3), dtype=torch.float64)
+
+    actual = attend(query, key, value, mask=mask)
+
+    for head, slope in enumerate((2**-4, 2**-8, 2**-2)):
+        for row in range(6):
+            scores = key[0, head, : row + 1] @ query[0, head, row] / math.sqrt(8)
+            weights = (scores - slope * (row - torch.arange(row + 1))).softmax(0)
+            torch.testing.assert_close(actual[0, head, row], weights @ value[0, head, : row + 1])
+
+
+def test_alibi_continues_after_a_cache_and_keeps_what_is_hidden_hidden() -> None:
+    whole = alibi_mask(6, slopes=alibi_slopes(4))
+    assert torch.equal(alibi_mask(2, slopes=alibi_slopes(4), offset=4), whole[:, :, 4:])
+
+    hidden = attention_mask(6, window=2)
+    assert torch.equal(alibi_mask(6, slopes=(1.0,), visible=hidden).isinf(), ~hidden)

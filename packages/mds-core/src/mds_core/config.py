@@ -17,7 +17,7 @@ __all__ = ["Activation", "Execution", "GPTConfig", "Normalization", "PositionEmb
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "relu2", "silu", "swiglu", "geglu", "geglu_tanh"]
 Normalization = Literal["layernorm", "rmsnorm"]
-PositionEmbedding = Literal["learned", "rope", "none"]
+PositionEmbedding = Literal["learned", "rope", "alibi", "none"]
 Recompute = Literal["none", "selective", "full"]
 AttentionKernel = Literal["auto", "fused", "math"]
 
@@ -28,7 +28,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
         *("swiglu", "geglu", "geglu_tanh"),
     ),
     "normalization": ("layernorm", "rmsnorm"),
-    "position_embedding": ("learned", "rope", "none"),
+    "position_embedding": ("learned", "rope", "alibi", "none"),
 }
 
 
@@ -49,7 +49,7 @@ _SCALING_FIELDS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GPTConfig:
-    """Shape of a decoder-only transformer: GPT-2, Llama, Mistral and Qwen kinds.
+    """Shape of a decoder-only transformer: GPT-2, NeoX, BLOOM, Llama, Mistral and Qwen kinds.
 
     Raises:
         ValueError: A value is out of range or two values contradict each other; the message names
@@ -100,6 +100,10 @@ class GPTConfig:
     """Bias of the query/key/value projection; as add_bias when left out."""
     qk_norm: bool = False
     """Normalise every query and key head (Qwen 3)."""
+    parallel_residual: bool = False
+    """Attention and MLP of a layer read the same input and are added together (GPT-NeoX)."""
+    embedding_norm: bool = False
+    """Normalise the token vectors (BLOOM)."""
     sliding_window: int | None = None
     """Positions a token attends to, itself included; all earlier ones when left out."""
     tie_embeddings: bool = True
@@ -286,6 +290,8 @@ class GPTConfig:
         embedding = self.vocab_size * self.hidden_size
         if self.position_embedding == "learned":
             embedding += self.max_position_embeddings * self.hidden_size
+        if self.embedding_norm:
+            embedding += self._norm_params()
         head = 0 if self.tie_embeddings else self.vocab_size * self.hidden_size
         return embedding + self.num_layers * self.num_layer_params() + self._norm_params() + head
 

@@ -108,7 +108,9 @@ def parameter_costs(config: GPTConfig) -> tuple[float, ...]:
     """Parameters of each layer, those of embedding and head with the first and last layer."""
     costs = [float(config.num_layer_params())] * config.num_layers
     vocabulary = config.vocab_size * config.hidden_size
+    norm = config.hidden_size * (1 if config.normalization == "rmsnorm" else 2)
     positions = config.max_position_embeddings * config.hidden_size
     costs[0] += vocabulary + (positions if config.position_embedding == "learned" else 0)
-    costs[-1] += vocabulary + config.hidden_size * (1 if config.normalization == "rmsnorm" else 2)
+    costs[0] += norm if config.embedding_norm else 0
+    costs[-1] += vocabulary + norm
     return tuple(costs)

@@ -33,7 +33,8 @@ class Context:
 
     Attributes:
         rotation: Cosines and sines of the positions; None without rotary embedding.
-        mask: Which keys a query sees, [b or 1, 1, q, k] bool; None for plain causal attention.
+        mask: Which keys a query sees, [b or 1, 1, q, k] bool, or what is added to their scores,
+            [b or 1, n, q, k]; None for plain causal attention.
         dropout: Key of this micro batch's masks; None when nothing is dropped.
         cache: Keys and values of earlier tokens; None in training.
         rows: Positions of the sequence that this rank's residual stream holds.
@@ -87,13 +88,16 @@ def fused_attention(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor |
         query: [b, n, q, d].
         key: [b, g, k, d], n a multiple of g.
         value: [b, g, k, d].
-        mask: [b or 1, 1, q, k] bool, True where a key is seen; None for causal attention.
+        mask: [b or 1, 1, q, k] bool, True where a key is seen, or [b or 1, n, q, k] added to the
+            scores; None for causal attention.
 
     Returns:
         [b, n, q, d].
     """
     # A single query after a cache sees every key; for it "causal" would mean the first key only.
     causal = mask is None and query.size(2) > 1
+    if mask is not None and mask.dtype != torch.bool:
+        mask = mask.to(query.dtype)  # autocast may have made the queries narrower
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=query.size(1) != key.size(1)
     )
@@ -114,7 +118,8 @@ def math_attention(
         query: [b, n, q, d].
         key: [b, g, k, d], n a multiple of g.
         value: [b, g, k, d].
-        mask: [b or 1, 1, q, k] bool, True where a key is seen; None for causal attention.
+        mask: [b or 1, 1, q, k] bool, True where a key is seen, or [b or 1, n, q, k] added to the
+            scores; None for causal attention.
         keep: [b, n, q, k] bool, the weights that stay; all if None.
         probability: Share of weights that ``keep`` drops.
 
@@ -127,8 +132,12 @@ def math_attention(
         mask = torch.ones(q, k, dtype=torch.bool, device=query.device).tril(k - q)[None, None]
     grouped = query.reshape(b, g, n // g, q, d)
     scores = grouped @ key[:, :, None].mT / math.sqrt(d)  # [b, g, n / g, q, k]
-    scores = scores.view(b, n, q, k).masked_fill(~mask, -math.inf)
     precision = torch.promote_types(scores.dtype, torch.float32)
+    scores = scores.view(b, n, q, k)
+    if mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, -math.inf)
+    else:
+        scores = scores.to(precision) + mask
     weights = scores.softmax(dim=-1, dtype=precision).to(value.dtype)
     if keep is not None:
         weights = dropout(weights, keep, probability=probability)

@@ -1,4 +1,4 @@
-"""GPT: a decoder-only transformer; GPT-2, Llama, Mistral and Qwen kinds by configuration.
+"""GPT: a decoder-only transformer of GPT-2, NeoX, BLOOM, Llama, Mistral or Qwen kind.
 
 What is notable here:
 
@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from mds_core.collectives import copy, gather, gather_partial
 from mds_core.config import Execution, GPTConfig
 from mds_core.groups import ProcessGroups, group_rank, group_size
+from mds_core.layers.alibi import alibi_mask, alibi_slopes
 from mds_core.layers.attention import Context, SelfAttention, attention_mask
 from mds_core.layers.cache import KVCache
 from mds_core.layers.embedding import (
@@ -85,9 +86,14 @@ class _Build(NamedTuple):
 
 
 class Embedding(nn.Module):
-    """Token vectors plus, where they are learned, position vectors."""
+    """Token vectors, perhaps normalised, plus, where they are learned, position vectors.
 
-    def __init__(self, build: _Build, *, positions: bool) -> None:
+    Args:
+        build: What every part of the model is built from.
+        table_only: Only hold the table that a tied head on another stage uses.
+    """
+
+    def __init__(self, build: _Build, *, table_only: bool) -> None:
         super().__init__()
         config = build.config
         self.probability = config.hidden_dropout
@@ -101,8 +107,11 @@ class Embedding(nn.Module):
             dtype=build.dtype,
             device=build.device,
         )
+        self.word_embeddings_layernorm = None
+        if not table_only and config.embedding_norm:
+            self.word_embeddings_layernorm = build.norm()
         self.position_embeddings = None
-        if positions and config.position_embedding == "learned":
+        if not table_only and config.position_embedding == "learned":
             self.position_embeddings = PositionEmbedding(
                 config.max_position_embeddings,
                 config.hidden_size,
@@ -115,6 +124,8 @@ class Embedding(nn.Module):
     def forward(self, tokens: Tensor, position_ids: Tensor, context: Context) -> Tensor:
         """Map tokens [b, s] to [b, s, h], with sequence parallelism to [b, s / t, h]."""
         hidden: Tensor = self.word_embeddings(tokens)
+        if self.word_embeddings_layernorm is not None:
+            hidden = self.word_embeddings_layernorm(hidden)
         if self.position_embeddings is not None:
             own = position_ids[:, : context.rows.stop][:, -len(context.rows) :]
             hidden = hidden + self.position_embeddings(own)
@@ -122,13 +133,17 @@ class Embedding(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Attention and MLP, each normalised before and added to the residual stream after."""
+    """Attention and MLP, each normalised before and added to the residual stream after.
+
+    The MLP reads the stream behind attention, with a parallel residual that before it.
+    """
 
     def __init__(self, build: _Build, *, layer: int) -> None:
         super().__init__()
         config = build.config
         self.layer = layer
         self.probability = config.hidden_dropout
+        self.parallel_residual = config.parallel_residual
         self.input_layernorm = build.norm()
         self.self_attention = SelfAttention(
             config,
@@ -150,9 +165,10 @@ class TransformerLayer(nn.Module):
     def forward(self, hidden: Tensor, context: Context) -> Tensor:
         """Map [b, s, h] to [b, s, h]."""
         attended = self.self_attention(self.input_layernorm(hidden), context)
-        hidden = hidden + self._drop(attended, context, site="attention_output")
-        widened = self.mlp(self.pre_mlp_layernorm(hidden))
-        return hidden + self._drop(widened, context, site="mlp_output")
+        residual = hidden + self._drop(attended, context, site="attention_output")
+        source = hidden if self.parallel_residual else residual
+        widened = self.mlp(self.pre_mlp_layernorm(source))
+        return residual + self._drop(widened, context, site="mlp_output")
 
     def _drop(self, x: Tensor, context: Context, *, site: Site) -> Tensor:
         return _drop(x, context, layer=self.layer, site=site, probability=self.probability)
@@ -225,7 +241,7 @@ class GPT(nn.Module):
         build = _Build(config, groups.tp, execution, dtype, device)
         self.embedding = self.output_layer = None
         if self.stage.first or (self.stage.last and config.tie_embeddings):
-            self.embedding = Embedding(build, positions=self.stage.first)
+            self.embedding = Embedding(build, table_only=not self.stage.first)
         self.decoder = Decoder(build, layers=self.stage.layers, final=self.stage.last)
         if self.stage.last and not config.tie_embeddings:
             self.output_layer = build.head()
@@ -369,13 +385,19 @@ class GPT(nn.Module):
         turn = None
         if config.position_embedding == "rope":
             turn = rotation(position_ids, config=config, dtype=self.dtype)
+        offset, device = 0 if cache is None else cache.length, position_ids.device
         mask = attention_mask(
-            length,
-            offset=0 if cache is None else cache.length,
-            window=config.sliding_window,
-            documents=documents,
-            device=position_ids.device,
+            length, offset=offset, window=config.sliding_window, documents=documents, device=device
         )
+        if config.position_embedding == "alibi":
+            mask = alibi_mask(
+                length,
+                slopes=self._own_slopes(),
+                visible=mask,
+                offset=offset,
+                dtype=torch.promote_types(self.dtype, torch.float32),
+                device=device,
+            )
         return Context(
             rotation=turn,
             mask=mask,
@@ -383,6 +405,12 @@ class GPT(nn.Module):
             cache=cache,
             rows=self._rows(length),
         )
+
+    def _own_slopes(self) -> tuple[float, ...]:
+        """ALiBi's slopes of this rank's heads."""
+        share = self.config.num_attention_heads // self.groups.tp_size
+        first = self.groups.tp_rank * share
+        return alibi_slopes(self.config.num_attention_heads)[first : first + share]
 
     def _dropout(self, key: DropoutKey | None) -> DropoutKey | None:
         """The key if anything is dropped now."""
