@@ -59,6 +59,8 @@ def installation_environment() -> dict[str, str]:
 
 
 os.environ.update(installation_environment())
+# Where Python may not keep bytecode, every process compiles torch and DeepSpeed anew: a minute each.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 # What the sessions are made of

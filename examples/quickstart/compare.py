@@ -36,7 +36,7 @@ def unigram_entropy(store: TokenStore) -> float:
 @torch.no_grad()
 def largest_logit_difference(checkpoint: Path, model: Path, *, store: Path) -> float:
     """Return the largest difference between our logits and transformers', on held-out samples."""
-    dataset = GPTDataset(open_store(store), seq_length=128, split="validation")
+    dataset = GPTDataset(open_store(store), seq_length=128, split="valid")
     tokens = torch.stack([torch.as_tensor(dataset[i]["tokens"]) for i in range(4)])
     ours = load_model(checkpoint).eval()(tokens)
     theirs = AutoModelForCausalLM.from_pretrained(model).eval()(input_ids=tokens).logits

@@ -106,7 +106,7 @@ def main() -> None:
     started = time.monotonic()
     losses = train(model, config=config)
     seconds = time.monotonic() - started
-    held_out, samples = samples_of(config, split="validation"), config["watch"]["eval_samples"]
+    held_out, samples = samples_of(config, split="valid"), config["watch"]["eval_samples"]
     loss = validate(model, held_out, samples=samples, at_once=config["train"]["micro_batch_size"])
     options.output.write_text(
         json.dumps({"losses": losses, "validation": loss, "seconds": seconds})
