@@ -93,6 +93,8 @@ class Cell:
     steps: int = 3
     std_factor: float = 5.0
     """Start from larger values than usual: a barely trained model hides mistakes."""
+    summed: bool = True
+    """Whether gradients are summed over the ranks that share a sequence."""
     broken: str | None = None
     """Name of a collective whose communication in the backward pass is left out."""
 
@@ -120,6 +122,18 @@ CELLS = {
     "llama-gqa-fp32": Cell(config=LLAMA_GQA, dtype=torch.float32),
 }
 BROKEN = {"broken": Cell(config=LLAMA_GQA, broken="_Copy", steps=1)}
+ULYSSES = {
+    f"ulysses-{name}": replace(CELLS[name], steps=1)
+    for name in (
+        *("gpt-dropout", "llama-gqa-sequence-parallel-selective", "qwen3"),
+        *("bloom-sequence-parallel-dropout", "llama-yarn"),
+    )
+}
+UNSUMMED = {"ulysses-unsummed": Cell(config=GPT2, steps=1, summed=False)}
+ULYSSES_TP2 = {
+    f"ulysses-tp2-{name}": replace(CELLS[name], steps=1)
+    for name in ("gpt-sequence-parallel-dropout-full", "llama-gqa", "bloom")
+}
 TP4 = {name: CELLS[name] for name in ("gpt-sequence-parallel-dropout-full", "llama-gqa")}
 ALL = CELLS | BROKEN
 
@@ -181,6 +195,33 @@ def train_all(cells: dict[str, Cell], layout: Layout) -> dict[str, Trace]:
     return {name: train(cell, layout) for name, cell in cells.items()}
 
 
+def ulysses_report() -> dict:
+    """Logits of two ranks that share each sequence, and what they refuse."""
+    groups = ProcessGroups.build(Layout(ulysses_size=2))
+    model = build(Cell(config=LLAMA_GQA), groups).eval()
+    tokens, labels, _ = batch(LLAMA_GQA, 0)
+    with torch.no_grad():
+        logits, losses = model(tokens), model(tokens, labels).losses
+    odd = refusal(lambda: model(tokens[:, :15]))
+    cached = refusal(lambda: model.new_cache(1, max_length=4))
+    return {"ulysses": {"logits": logits, "losses": losses, "odd": odd, "cached": cached}}
+
+
+def refusal(action) -> str:
+    try:
+        action()
+    except ValueError as error:
+        return str(error)
+    return "nothing was refused"
+
+
+def sum_gradients(parameters, groups: ProcessGroups) -> None:
+    """What an engine does: ranks that share a sequence each have a part of the gradients."""
+    if groups.ulysses is not None:
+        for parameter in parameters:
+            dist.all_reduce(parameter.grad, group=groups.dp_ulysses)
+
+
 def _no_communication(ctx, grad):
     del ctx
     return grad, None
@@ -197,6 +238,8 @@ def _train(cell: Cell, groups: ProcessGroups) -> Trace:
         loss = result.loss_sum / mask.sum()
         model.zero_grad()
         loss.backward()
+        if cell.summed:
+            sum_gradients(model.parameters(), groups)
         gradients = {name: p.grad for name, p in model.named_parameters()}
         trace.losses.append(loss.item())
         trace.gradients.append(whole(model, gradients, check_replicas=cell.broken is None))

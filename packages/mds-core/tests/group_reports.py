@@ -22,9 +22,14 @@ def total(make) -> torch.Tensor:
     return sum(make(rank) for rank in range(4))
 
 
+def samples_of(rank: int) -> torch.Tensor:
+    """[4, 4, 1], the numbers of `input_of` as four samples."""
+    return input_of(rank).view(4, 4, 1)
+
+
 ALL = torch.cat([input_of(rank) for rank in range(4)], dim=1)
 WIDE, NARROW = torch.Size([2, 32, 1]), torch.Size([2, 2, 1])
-FULL = torch.Size([2, 8, 1])
+FULL, LONG = torch.Size([2, 8, 1]), torch.Size([1, 16, 1])
 WANTED = {
     "copy": (input_of, lambda _: total(lambda r: gradient_of(r, FULL))),
     "reduce": (lambda _: total(input_of), lambda rank: gradient_of(rank, FULL)),
@@ -37,12 +42,17 @@ WANTED = {
         lambda _: ALL,
         lambda rank: total(lambda r: gradient_of(r, WIDE)).chunk(4, 1)[rank],
     ),
+    "exchange": (  # split by sample, join by position
+        lambda rank: torch.cat([samples_of(r).chunk(4, 0)[rank] for r in range(4)], 1),
+        lambda rank: torch.cat([gradient_of(r, LONG).chunk(4, 1)[rank] for r in range(4)], 0),
+    ),
     "reduce_scatter": (
         lambda rank: total(input_of).chunk(4, 1)[rank],
         lambda _: torch.cat([gradient_of(r, NARROW) for r in range(4)], 1),
     ),
 }
 """Of each collective: its result and its input's gradient, by rank."""
+OPTIONS = {"copy": {}, "reduce": {}, "exchange": {"split": 0, "join": 1}}
 
 
 def report_all() -> dict:
@@ -71,9 +81,9 @@ def ranks_of(group) -> list[int] | None:
 
 
 def run_collective(name: str, group) -> tuple[torch.Tensor, torch.Tensor]:
-    x = input_of(group.rank()).requires_grad_()
-    dim = {} if name in ("copy", "reduce") else {"dim": 1}
-    y = getattr(collectives, name)(x, group=group, **dim)
+    make = samples_of if name == "exchange" else input_of
+    x = make(group.rank()).requires_grad_()
+    y = getattr(collectives, name)(x, group=group, **OPTIONS.get(name, {"dim": 1}))
     y.backward(gradient_of(group.rank(), y.shape))
     return y.detach(), x.grad
 

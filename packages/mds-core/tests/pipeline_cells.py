@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from unittest import mock
 
 import torch
-from core_cells import BLOOM, GPT2, LLAMA_GQA, AdamW, Cell, Trace, whole
+from core_cells import BLOOM, GPT2, LLAMA_GQA, AdamW, Cell, Trace, sum_gradients, whole
 from torch.distributed.pipelining import PipelineStage
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -47,6 +47,7 @@ TP2 = {
     "tp2-1f1b": PipelineCell(cell=Cell(config=DEEP, execution=Execution(sequence_parallel=True))),
     "tp2-zb-h1": PipelineCell(cell=Cell(config=DEEP_LLAMA), schedule="zb-h1"),
 }
+ULYSSES = {"ulysses2-zb-h1": PipelineCell(cell=Cell(config=DEEP_BLOOM), schedule="zb-h1")}
 HALF = PipelineCell(
     cell=Cell(config=DEEP_LLAMA, dtype=torch.bfloat16), schedule="zb-h1", lengths=(LENGTH,)
 )
@@ -97,6 +98,7 @@ def train_pipeline(pipeline_cell: PipelineCell, layout: Layout) -> dict:
         pipeline.zero_grad()
         count = batch["loss_mask"].sum()
         loss = pipeline.step(**batch, scale=1 / count)
+        sum_gradients(parameters.values(), pipeline.groups)
         trace.losses.append((loss.loss_sum / count).item())
         gradients = {name: parameter.grad for name, parameter in parameters.items()}
         trace.gradients.append(whole(pipeline, gradients))

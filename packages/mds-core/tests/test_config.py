@@ -189,6 +189,11 @@ def test_a_layout_that_does_not_divide_the_model_is_refused(changes, message) ->
         GPTConfig(**PLAIN | changes).check_tp(2)
 
 
+def test_heads_that_do_not_divide_by_the_ranks_of_a_sequence_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"\(4\) leaves 2 on each of 2 .* ulysses_size \(4\)"):
+        GPTConfig(**PLAIN).check_ulysses(4, tp_size=2)
+
+
 def test_dropping_attention_weights_and_the_fused_kernel_exclude_each_other() -> None:
     config = GPTConfig(**PLAIN, attention_dropout=0.1)
 

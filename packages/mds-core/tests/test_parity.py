@@ -5,10 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from core_cells import CELLS, TP4, Trace, train_all
+import torch
+from core_cells import (
+    CELLS,
+    LLAMA_GQA,
+    TP4,
+    ULYSSES,
+    ULYSSES_TP2,
+    Cell,
+    Trace,
+    batch,
+    build,
+    train_all,
+)
 
 from mds_core.config import Execution
-from mds_core.groups import Layout
+from mds_core.groups import Layout, ProcessGroups
 from mds_kernels.testing import TOLERANCES, relative_error
 
 
@@ -22,13 +34,20 @@ def worst_difference(actual: Trace, reference: Trace) -> float:
     """Largest relative difference of any gradient or parameter in any step."""
     return max(
         relative_error(got[name], want[name])
-        for got, want in zip(
-            actual.gradients + actual.parameters,
-            reference.gradients + reference.parameters,
-            strict=True,
-        )
+        for kind in ("gradients", "parameters")
+        for got, want in zip(getattr(actual, kind), getattr(reference, kind), strict=True)
         for name in want
     )
+
+
+def difference_of_first_step(actual: Trace, reference: Trace) -> float:
+    """The same where the reference has run further."""
+    first = Trace(
+        losses=reference.losses[:1],
+        gradients=reference.gradients[:1],
+        parameters=reference.parameters[:1],
+    )
+    return worst_difference(actual, first)
 
 
 @pytest.mark.parametrize("name", [name for name in CELLS if not name.endswith("fp32")])
@@ -39,6 +58,43 @@ def test_two_ranks_train_what_one_process_trains(name, one_process, two_ranks) -
 @pytest.mark.parametrize("name", TP4)
 def test_four_ranks_train_what_one_process_trains(name, one_process, four_ranks) -> None:
     assert worst_difference(four_ranks[0][name], one_process[name]) <= TOLERANCES["layout_float64"]
+
+
+@pytest.mark.parametrize("name", ULYSSES)
+def test_two_ranks_that_share_a_sequence_train_the_same(name, one_process, two_ranks) -> None:
+    reference = one_process[name.removeprefix("ulysses-")]
+
+    assert difference_of_first_step(two_ranks[0][name], reference) <= TOLERANCES["layout_float64"]
+
+
+@pytest.mark.parametrize("name", ULYSSES_TP2)
+def test_shared_sequences_and_split_layers_train_the_same(name, one_process, four_ranks) -> None:
+    reference = one_process[name.removeprefix("ulysses-tp2-")]
+
+    assert difference_of_first_step(four_ranks[0][name], reference) <= TOLERANCES["layout_float64"]
+
+
+def test_every_rank_of_a_sequence_gives_all_logits_and_losses(two_ranks) -> None:
+    model = build(Cell(config=LLAMA_GQA), ProcessGroups.single()).eval()
+    tokens, labels, _ = batch(LLAMA_GQA, 0)
+
+    for rank in two_ranks:
+        torch.testing.assert_close(rank["ulysses"]["logits"], model(tokens).detach())
+        torch.testing.assert_close(rank["ulysses"]["losses"], model(tokens, labels).losses)
+
+
+def test_what_sharing_a_sequence_cannot_do_is_refused(two_ranks) -> None:
+    refused = two_ranks[0]["ulysses"]
+
+    assert "sequence length (15) is not a multiple of 2" in refused["odd"]
+    assert "generate with ulysses_size=1" in refused["cached"]
+
+
+def test_the_check_fails_when_shared_sequences_sum_no_gradients(one_process, two_ranks) -> None:
+    unsummed, reference = two_ranks[0]["ulysses-unsummed"], one_process["gpt"]
+
+    assert unsummed.losses[0] == pytest.approx(reference.losses[0])
+    assert difference_of_first_step(unsummed, reference) > 1e-3
 
 
 @pytest.mark.parametrize("name", [name for name in CELLS if name.endswith("fp32")])

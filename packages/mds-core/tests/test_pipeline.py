@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from core_cells import GPT2, AdamW, Trace, build, whole
-from pipeline_cells import CELLS, HALF, TP2, PipelineCell, big_batch, joined
+from pipeline_cells import CELLS, HALF, TP2, ULYSSES, PipelineCell, big_batch, joined
 
 from mds_core.config import Execution
 from mds_core.groups import Layout, ProcessGroups
@@ -61,9 +61,9 @@ def test_two_ranks_train_what_one_process_trains(name, two_ranks) -> None:
     check(CELLS[name], [rank[name] for rank in two_ranks])
 
 
-@pytest.mark.parametrize("name", TP2)
+@pytest.mark.parametrize("name", TP2 | ULYSSES)
 def test_two_ranks_of_two_ranks_train_what_one_process_trains(name, four_ranks) -> None:
-    check(TP2[name], [rank[name] for rank in four_ranks])
+    check((TP2 | ULYSSES)[name], [rank[name] for rank in four_ranks])
 
 
 def test_the_check_fails_when_the_tied_gradients_are_not_summed(two_ranks) -> None:

@@ -11,6 +11,7 @@ gather              join the ranks' slices      take the own slice
 scatter             take the own slice          join the ranks' slices
 gather_partial      join the ranks' slices      sum, then the own slice
 reduce_scatter      sum, then the own slice     join the ranks' slices
+exchange            split here, join there      split there, join here
 ==================  ==========================  ==========================
 
 ``gather`` is for a result that every rank goes on to use in the same way; ``gather_partial`` for
@@ -27,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-__all__ = ["copy", "gather", "gather_partial", "reduce", "reduce_scatter", "scatter"]
+__all__ = ["copy", "exchange", "gather", "gather_partial", "reduce", "reduce_scatter", "scatter"]
 
 
 def copy(x: Tensor, *, group: ProcessGroup | None) -> Tensor:
@@ -60,6 +61,11 @@ def reduce_scatter(x: Tensor, *, group: ProcessGroup | None, dim: int) -> Tensor
     return x if group is None else _apply(_ReduceScatter, x, group, dim)
 
 
+def exchange(x: Tensor, *, group: ProcessGroup | None, split: int, join: int) -> Tensor:
+    """Give every rank its slice along ``split`` and join what the ranks give along ``join``."""
+    return x if group is None else _apply(_Exchange, x, group, split, join)
+
+
 def _apply(function: type[torch.autograd.Function], *arguments: object) -> Tensor:
     return cast("Tensor", function.apply(*arguments))  # type: ignore[no-untyped-call]
 
@@ -75,6 +81,15 @@ def _join(x: Tensor, group: ProcessGroup, dim: int) -> Tensor:
     parts = [torch.empty_like(mine) for _ in range(group.size())]
     dist.all_gather(parts, mine, group=group)
     return torch.cat(parts, dim=dim)
+
+
+def _swap(x: Tensor, group: ProcessGroup, split: int, join: int) -> Tensor:
+    if x.size(split) % group.size():
+        _own(x, group, split)  # raises with the sizes
+    given = torch.stack(x.chunk(group.size(), dim=split))
+    taken = torch.empty_like(given)
+    dist.all_to_all_single(taken, given, group=group)
+    return torch.cat(taken.unbind(0), dim=join)
 
 
 def _own(x: Tensor, group: ProcessGroup, dim: int) -> Tensor:
@@ -161,3 +176,14 @@ class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         return _join(grads[0], ctx.group, ctx.dim), None, None
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup, split: int, join: int) -> Tensor:
+        ctx.group, ctx.split, ctx.join = group, split, join
+        return _swap(x, group, split, join)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        return _swap(grads[0], ctx.group, ctx.join, ctx.split), None, None, None

@@ -285,6 +285,16 @@ class GPTConfig:
                     f"tensor-parallel rank takes an equal share. Change one of the two."
                 )
 
+    def check_ulysses(self, ulysses_size: int, *, tp_size: int = 1) -> None:
+        """Raise ValueError unless a tensor-parallel rank's heads divide by ``ulysses_size``."""
+        heads = self.kv_heads // tp_size
+        if heads % ulysses_size:
+            raise ValueError(
+                f"num_key_value_heads ({self.kv_heads}) leaves {heads} on each of {tp_size} "
+                f"tensor-parallel ranks, not a multiple of ulysses_size ({ulysses_size}); each "
+                f"rank attends with an equal share. Change one of the three."
+            )
+
     def num_params(self) -> int:
         """Trained numbers of the whole model, over all ranks, with the true vocabulary."""
         embedding = self.vocab_size * self.hidden_size

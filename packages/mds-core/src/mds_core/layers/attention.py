@@ -1,4 +1,4 @@
-"""Causal self-attention with grouped key/value heads, split by heads over tensor-parallel ranks.
+"""Causal self-attention with grouped key/value heads, split by heads over the ranks.
 
 Shapes: ``b`` micro batch, ``s`` sequence, ``h`` hidden, ``n`` query heads and ``g`` key/value heads
 of this rank, ``d`` head dim, ``q`` and ``k`` positions of queries and keys.
@@ -15,6 +15,7 @@ from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from mds_core.collectives import exchange
 from mds_core.config import Execution, GPTConfig
 from mds_core.groups import group_rank, group_size
 from mds_core.init import scaled_std
@@ -153,6 +154,8 @@ class SelfAttention(nn.Module):
         config: Shape of the model.
         layer: Global number of the layer.
         tp: Ranks that share the heads; None for one.
+        ulysses: Ranks that share each sequence: outside attention each holds its positions of all
+            heads, inside all positions of its heads (DeepSpeed-Ulysses); None for one.
         execution: How to compute; with sequence parallelism inputs and outputs hold this rank's
             positions only.
         dtype: Of the parameters.
@@ -165,6 +168,7 @@ class SelfAttention(nn.Module):
         *,
         layer: int,
         tp: ProcessGroup | None = None,
+        ulysses: ProcessGroup | None = None,
         execution: Execution | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
@@ -178,11 +182,13 @@ class SelfAttention(nn.Module):
             execution.attention_kernel == "auto" and config.attention_dropout == 0.0
         )
         self.recompute = execution.recompute == "selective"
-        self.kv_heads = config.kv_heads // group_size(tp)
+        self.ulysses = ulysses
+        self.kv_heads = config.kv_heads // group_size(tp) // group_size(ulysses)
         self.channels = config.channels
         self.queries_per_group = config.num_attention_heads // config.kv_heads
         heads = self.kv_heads * self.queries_per_group
-        self.heads = range(group_rank(tp) * heads, (group_rank(tp) + 1) * heads)
+        share = group_rank(tp) * group_size(ulysses) + group_rank(ulysses)
+        self.heads = range(share * heads, (share + 1) * heads)
         """Global numbers of this rank's query heads."""
         self.linear_qkv = ColumnParallelLinear(
             config.hidden_size,
@@ -221,8 +227,9 @@ class SelfAttention(nn.Module):
             )
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        """Map [b, s, h] to [b, s, h]; with sequence parallelism s is s / t outside."""
-        query, key, value = self._heads(self.linear_qkv(x))
+        """Map [b, s, h] to [b, s, h]; a split sequence is whole only between the exchanges."""
+        qkv = exchange(self.linear_qkv(x), group=self.ulysses, split=2, join=1)
+        query, key, value = self._heads(qkv)
         if context.rotation is not None:
             query, key = apply_rope(query, *context.rotation), apply_rope(key, *context.rotation)
         if context.cache is not None:
@@ -239,7 +246,9 @@ class SelfAttention(nn.Module):
             )
         else:
             core = self._attend(query, key, value, context)
-        return self.linear_proj(core.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        joined = core.transpose(1, 2).flatten(2)  # [b, s, n d]
+        own = exchange(joined, group=self.ulysses, split=1, join=2)
+        return self.linear_proj(own)  # type: ignore[no-any-return]
 
     def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Take [b, s, g (n / g + 2) d] apart into [b, n, s, d] and twice [b, g, s, d]."""

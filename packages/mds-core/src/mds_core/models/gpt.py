@@ -8,7 +8,8 @@ What is notable here:
 - dropout masks are a function of sample and position, so recomputation and layouts change nothing.
 
 Shapes: ``b`` micro batch, ``s`` sequence, ``h`` hidden, ``v`` vocabulary, ``t`` tensor-parallel
-size. With sequence parallelism the residual stream holds ``s / t`` positions.
+size, ``u`` ulysses size. The residual stream holds ``s / u`` positions of a sequence that ulysses
+ranks share, and a ``t``-th of them with sequence parallelism.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from mds_core.collectives import copy, gather, gather_partial
+from mds_core.collectives import copy, gather, gather_partial, reduce
 from mds_core.config import Execution, GPTConfig
-from mds_core.groups import ProcessGroups, group_rank, group_size
+from mds_core.groups import ProcessGroups, group_size
 from mds_core.layers.alibi import alibi_mask, alibi_slopes
 from mds_core.layers.attention import Context, SelfAttention, attention_mask
 from mds_core.layers.cache import KVCache
@@ -57,10 +58,14 @@ class _Build(NamedTuple):
     """What every part of the model is built from."""
 
     config: GPTConfig
-    tp: ProcessGroup | None
+    groups: ProcessGroups
     execution: Execution
     dtype: torch.dtype
     device: torch.device | str | None
+
+    @property
+    def tp(self) -> ProcessGroup | None:
+        return self.groups.tp
 
     def norm(self) -> Norm:
         return Norm(
@@ -122,7 +127,7 @@ class Embedding(nn.Module):
             )
 
     def forward(self, tokens: Tensor, position_ids: Tensor, context: Context) -> Tensor:
-        """Map tokens [b, s] to [b, s, h], with sequence parallelism to [b, s / t, h]."""
+        """Map this rank's tokens [b, s / u] to [b, s / u, h], perhaps split over tp further."""
         hidden: Tensor = self.word_embeddings(tokens)
         if self.word_embeddings_layernorm is not None:
             hidden = self.word_embeddings_layernorm(hidden)
@@ -149,6 +154,7 @@ class TransformerLayer(nn.Module):
             config,
             layer=layer,
             tp=build.tp,
+            ulysses=build.groups.ulysses,
             execution=build.execution,
             dtype=build.dtype,
             device=build.device,
@@ -201,6 +207,9 @@ class Decoder(nn.Module):
 class GPT(nn.Module):
     """A decoder-only transformer on this rank's share of a layout.
 
+    Every rank is given whole samples and computes its part of them. Ranks along ``dp`` and
+    ``ulysses`` hold equal parameters, whose gradients are to be summed over ``groups.dp_ulysses``.
+
     Args:
         config: Shape of the model.
         groups: The ranks that share it.
@@ -229,6 +238,7 @@ class GPT(nn.Module):
         execution = execution or Execution()
         execution.check(config)
         config.check_tp(groups.tp_size)
+        config.check_ulysses(groups.ulysses_size, tp_size=groups.tp_size)
         if stage is None and groups.pp_size > 1:
             raise ValueError(
                 f"the layout has {groups.pp_size} pipeline stages and GPT would build the whole "
@@ -238,7 +248,7 @@ class GPT(nn.Module):
         self.dtype = dtype
         self.stage = stage or Stage.whole(config.num_layers)
         self.sequence_parallel = execution.sequence_parallel and groups.tp is not None
-        build = _Build(config, groups.tp, execution, dtype, device)
+        build = _Build(config, groups, execution, dtype, device)
         self.embedding = self.output_layer = None
         if self.stage.first or (self.stage.last and config.tie_embeddings):
             self.embedding = Embedding(build, table_only=not self.stage.first)
@@ -258,6 +268,11 @@ class GPT(nn.Module):
 
     def new_cache(self, batch_size: int, *, max_length: int) -> KVCache:
         """An empty cache for generating ``batch_size`` sequences of at most ``max_length``."""
+        if self.groups.ulysses is not None:
+            raise ValueError(
+                f"ulysses_size is {self.groups.ulysses_size}, but new tokens come one at a time "
+                f"and cannot be split; generate with ulysses_size=1."
+            )
         return KVCache(
             batch_size,
             max_length=max_length,
@@ -335,13 +350,14 @@ class GPT(nn.Module):
         self._check_positions(position_ids)
         context = self._context(position_ids, dropout_key, documents, cache)
         if self.stage.first and self.embedding is not None:
-            x = self.embedding(x, position_ids, context)
+            x = self.embedding(self._own(x), position_ids, context)
         return self.decoder(x, context)  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Map the last stage's [b, s, h] to logits [b, s, v] of the true vocabulary."""
         head = self._head()
         logits = gather(F.linear(self._whole(hidden), head.weight), group=self.groups.tp, dim=-1)
+        logits = gather(logits, group=self.groups.ulysses, dim=1)
         return logits[..., : self.config.vocab_size]
 
     def loss(self, hidden: Tensor, labels: Tensor, loss_mask: Tensor | None = None) -> GPTLoss:
@@ -350,13 +366,15 @@ class GPT(nn.Module):
         loss_sum, losses = linear_cross_entropy(
             self._whole(hidden).flatten(0, 1),
             head.weight,
-            labels.flatten(),
-            loss_weights=None if loss_mask is None else loss_mask.flatten(),
+            self._own(labels).flatten(),
+            loss_weights=None if loss_mask is None else self._own(loss_mask).flatten(),
             vocab_start=head.start,
             vocab_size=self.config.vocab_size,
             group=self.groups.tp,
         )
-        return GPTLoss(loss_sum, losses.view_as(labels))
+        ulysses = self.groups.ulysses
+        losses = gather(losses.view(len(labels), -1), group=ulysses, dim=1)
+        return GPTLoss(reduce(loss_sum, group=ulysses), losses)
 
     def _head(self) -> VocabParallelEmbedding | VocabParallelHead:
         if self.output_layer is not None:
@@ -369,7 +387,7 @@ class GPT(nn.Module):
         return self.embedding.word_embeddings
 
     def _whole(self, hidden: Tensor) -> Tensor:
-        """All positions, in the way that the ranks' heads use them: each for its own part."""
+        """All positions of the tensor-parallel ranks, each of which uses them for its own part."""
         if self.sequence_parallel:
             return gather_partial(hidden, group=self.groups.tp, dim=1)
         return copy(hidden, group=self.groups.tp)
@@ -408,9 +426,10 @@ class GPT(nn.Module):
 
     def _own_slopes(self) -> tuple[float, ...]:
         """ALiBi's slopes of this rank's heads."""
-        share = self.config.num_attention_heads // self.groups.tp_size
-        first = self.groups.tp_rank * share
-        return alibi_slopes(self.config.num_attention_heads)[first : first + share]
+        groups, heads = self.groups, self.config.num_attention_heads
+        share = heads // groups.tp_size // groups.ulysses_size
+        first = (groups.tp_rank * groups.ulysses_size + groups.ulysses_rank) * share
+        return alibi_slopes(heads)[first : first + share]
 
     def _dropout(self, key: DropoutKey | None) -> DropoutKey | None:
         """The key if anything is dropped now."""
@@ -424,19 +443,28 @@ class GPT(nn.Module):
             )
         return key
 
+    @property
+    def sequence_shares(self) -> int:
+        """Ranks over which the positions of the residual stream are split."""
+        return self.groups.ulysses_size * (self.groups.tp_size if self.sequence_parallel else 1)
+
     def _rows(self, length: int) -> range:
         """Positions of the residual stream that this rank holds."""
-        if not self.sequence_parallel:
-            return range(length)
-        if length % self.groups.tp_size:
+        shares, groups = self.sequence_shares, self.groups
+        if length % shares:
             raise ValueError(
-                f"the sequence length ({length}) is not a multiple of tp_size "
-                f"({self.groups.tp_size}), which sequence_parallel needs. Pad the sequence or "
-                f"switch sequence_parallel off."
+                f"the sequence length ({length}) is not a multiple of {shares}, the ranks that "
+                f"share a sequence (ulysses_size {groups.ulysses_size}, times tp_size "
+                f"{groups.tp_size} with sequence_parallel). Pad the sequence or change the layout."
             )
-        share = length // self.groups.tp_size
-        first = group_rank(self.groups.tp) * share
-        return range(first, first + share)
+        place = groups.ulysses_rank
+        if self.sequence_parallel:
+            place = place * groups.tp_size + groups.tp_rank
+        return range(place * (length // shares), (place + 1) * (length // shares))
+
+    def _own(self, x: Tensor) -> Tensor:
+        """The positions of [b, s] that this rank's ulysses place holds, [b, s / u]."""
+        return x.chunk(self.groups.ulysses_size, dim=1)[self.groups.ulysses_rank]
 
     def _check_positions(self, position_ids: Tensor) -> None:
         limit = self.config.max_position_embeddings

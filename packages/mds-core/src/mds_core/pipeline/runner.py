@@ -181,9 +181,9 @@ class Pipeline(nn.Module):
         self._schedule_for(tokens).step(*arguments, **target, return_outputs=False, **batch)
 
     def _hidden(self, tokens: Tensor) -> Tensor:
-        """Room for hidden states [b, s, h] of tokens [b, s]; with sequence parallelism s / t."""
-        split = self.groups.tp_size if self._gpts[0].sequence_parallel else 1
-        shape = (tokens.size(0), tokens.size(1) // split, self.config.hidden_size)
+        """Room for a rank's share of the hidden states [b, s, h] of tokens [b, s]."""
+        positions = tokens.size(1) // self._gpts[0].sequence_shares
+        shape = (tokens.size(0), positions, self.config.hidden_size)
         return torch.empty(shape, dtype=self.dtype, device=tokens.device)
 
     def _schedule_for(self, tokens: Tensor) -> Any:
