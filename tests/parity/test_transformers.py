@@ -146,7 +146,8 @@ NEOX_NAMES = {
     ".attention.dense.": ".self_attention.linear_proj.",
 }
 BLOOM_NAMES = {
-    "transformer.word_embeddings": "embedding.word_embeddings",
+    "transformer.word_embeddings.": "embedding.word_embeddings.",
+    "transformer.word_embeddings_layernorm.": "embedding.layernorm.",
     "transformer.h.": "decoder.layers.",
     "transformer.ln_f.": "decoder.final_layernorm.",
     ".self_attention.query_key_value.": ".self_attention.linear_qkv.",

@@ -112,9 +112,9 @@ class Embedding(nn.Module):
             dtype=build.dtype,
             device=build.device,
         )
-        self.word_embeddings_layernorm = None
+        self.layernorm = None
         if not table_only and config.embedding_norm:
-            self.word_embeddings_layernorm = build.norm()
+            self.layernorm = build.norm()
         self.position_embeddings = None
         if not table_only and config.position_embedding == "learned":
             self.position_embeddings = PositionEmbedding(
@@ -129,8 +129,8 @@ class Embedding(nn.Module):
     def forward(self, tokens: Tensor, position_ids: Tensor, context: Context) -> Tensor:
         """Map this rank's tokens [b, s / u] to [b, s / u, h], perhaps split over tp further."""
         hidden: Tensor = self.word_embeddings(tokens)
-        if self.word_embeddings_layernorm is not None:
-            hidden = self.word_embeddings_layernorm(hidden)
+        if self.layernorm is not None:
+            hidden = self.layernorm(hidden)
         if self.position_embeddings is not None:
             own = position_ids[:, : context.rows.stop][:, -len(context.rows) :]
             hidden = hidden + self.position_embeddings(own)
