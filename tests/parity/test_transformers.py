@@ -12,8 +12,8 @@ import pytest
 import torch
 import transformers
 
-from mds_core import GPTConfig, ProcessGroups
-from mds_core.models import GPT
+from mds_core import BertConfig, GPTConfig, ProcessGroups
+from mds_core.models import GPT, Bert
 from mds_kernels.testing import TOLERANCES
 
 VOCAB, POSITIONS, HIDDEN, HEADS, LAYERS = 131, 32, 48, 6, 2
@@ -120,7 +120,7 @@ def neox_serial():
     return neox(parallel=False)
 
 
-def bloom():
+def bloom(*, post_norm: bool = False):
     theirs = transformers.BloomForCausalLM(
         transformers.BloomConfig(vocab_size=VOCAB, hidden_size=HIDDEN, n_layer=LAYERS, n_head=HEADS)
     )
@@ -132,9 +132,14 @@ def bloom():
         max_position_embeddings=POSITIONS,
         position_embedding="alibi",
         embedding_norm=True,
+        residual_post_layernorm=post_norm,
         activation="gelu_tanh",
     )
     return theirs, ours, partial(renamed, names=BLOOM_NAMES)
+
+
+def bloom_post_norm():
+    return bloom(post_norm=True)
 
 
 NEOX_NAMES = {
@@ -337,3 +342,87 @@ def test_logits_equal_those_of_transformers(family) -> None:
     assert config.num_params() == sum(parameter.numel() for parameter in theirs.parameters())
     tolerance = TOLERANCES["transformers_logits_float32"]
     torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("tokens_of_padding", [0, 5])
+def test_both_scores_of_bert_equal_those_of_transformers(tokens_of_padding) -> None:
+    torch.manual_seed(0)
+    theirs = transformers.BertForPreTraining(
+        transformers.BertConfig(
+            vocab_size=VOCAB,
+            hidden_size=HIDDEN,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS,
+            intermediate_size=80,
+            max_position_embeddings=POSITIONS,
+            attn_implementation="eager",
+        )
+    ).eval()
+    config = BertConfig(
+        num_layers=LAYERS,
+        hidden_size=HIDDEN,
+        num_attention_heads=HEADS,
+        ffn_hidden_size=80,
+        vocab_size=VOCAB,
+        max_position_embeddings=POSITIONS,
+        norm_epsilon=1e-12,
+        residual_post_layernorm=True,
+    )
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.normal_(std=0.2)
+    model = Bert(config, ProcessGroups.single()).eval()
+    weights = from_bert(theirs.state_dict(), config)
+    assert set(weights) == {name for name, _ in model.named_parameters()}
+    assert config.num_params() == sum(p.numel() for p in theirs.parameters())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.zero_()[: len(weights[name])] = weights[name]
+    tokens, types = torch.randint(0, VOCAB, (3, POSITIONS)), torch.randint(0, 2, (3, POSITIONS))
+    real = torch.ones(3, POSITIONS, dtype=torch.int64)
+    real[1, POSITIONS - tokens_of_padding :] = 0
+
+    with torch.no_grad():
+        expected = theirs(tokens, token_type_ids=types, attention_mask=real)
+        actual = model(tokens, token_types=types, padding_mask=real.bool())
+
+    tolerance = {"rtol": 0, "atol": TOLERANCES["transformers_logits_float32"]}
+    seen = real.bool()
+    torch.testing.assert_close(actual.words[seen], expected.prediction_logits[seen], **tolerance)
+    torch.testing.assert_close(actual.binary, expected.seq_relationship_logits, **tolerance)
+
+
+def from_bert(theirs: dict, config: GPTConfig) -> dict:
+    """Post-LN moves every norm by one: what follows a layer is the next layer's input norm."""
+    ours = {
+        f"embedding.{kind}_embeddings.weight": theirs[f"bert.embeddings.{old}_embeddings.weight"]
+        for kind, old in (
+            *(("word", "word"), ("position", "position")),
+            ("tokentype", "token_type"),
+        )
+    }
+    ours["output_layer.bias"] = theirs["cls.predictions.bias"]
+    last = f"bert.encoder.layer.{config.num_layers - 1}.output.LayerNorm"
+    for kind in ("weight", "bias"):
+        for old, new in {
+            last: "encoder.final_layernorm",
+            "bert.pooler.dense": "pooler.dense",
+            "cls.seq_relationship": "binary_head",
+            "cls.predictions.transform.dense": "lm_head.dense",
+            "cls.predictions.transform.LayerNorm": "lm_head.layer_norm",
+        }.items():
+            ours[f"{new}.{kind}"] = theirs[f"{old}.{kind}"]
+        for layer in range(config.num_layers):
+            old, new = f"bert.encoder.layer.{layer}", f"encoder.layers.{layer}"
+            before = f"bert.encoder.layer.{layer - 1}.output" if layer else "bert.embeddings"
+            ours[f"{new}.input_layernorm.{kind}"] = theirs[f"{before}.LayerNorm.{kind}"]
+            parts = [theirs[f"{old}.attention.self.{x}.{kind}"] for x in ("query", "key", "value")]
+            ours[f"{new}.self_attention.linear_qkv.{kind}"] = grouped(*parts, config)
+            for a, b in (
+                ("attention.output.dense", "self_attention.linear_proj"),
+                ("attention.output.LayerNorm", "pre_mlp_layernorm"),
+                ("intermediate.dense", "mlp.linear_fc1"),
+                ("output.dense", "mlp.linear_fc2"),
+            ):
+                ours[f"{new}.{b}.{kind}"] = theirs[f"{old}.{a}.{kind}"]
+    return ours

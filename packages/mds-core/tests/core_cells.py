@@ -9,9 +9,10 @@ import torch
 import torch.distributed as dist
 
 from mds_core import collectives
+from mds_core.bert_config import BertConfig
 from mds_core.config import Execution, GPTConfig
 from mds_core.groups import Layout, ProcessGroups
-from mds_core.models import GPT
+from mds_core.models import GPT, Bert
 from mds_core.rng import DropoutKey
 from mds_core.sharding import merge
 
@@ -82,6 +83,16 @@ NEOX = replace(
 BLOOM = replace(GPT2, position_embedding="alibi", embedding_norm=True)
 """Normalised token vectors, no position vectors but scores that fall with the distance."""
 
+BERT = BertConfig(
+    num_layers=2,
+    hidden_size=32,
+    num_attention_heads=4,
+    vocab_size=97,
+    max_position_embeddings=16,
+    make_vocab_size_divisible_by=8,
+)
+"""Both directions, token types, two heads; an odd vocabulary that needs padding."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
@@ -117,6 +128,11 @@ CELLS = {
     "bloom": Cell(config=BLOOM, steps=1),
     "bloom-sequence-parallel-dropout": Cell(
         config=replace(BLOOM, **DROPPING), execution=Execution(sequence_parallel=True), steps=1
+    ),
+    "bert": Cell(config=BERT, steps=1),
+    "bert-post-norm-dropout-full": Cell(
+        config=replace(BERT, residual_post_layernorm=True, **DROPPING),
+        execution=Execution(recompute="full"),
     ),
     "gpt-fp32": Cell(config=GPT2, dtype=torch.float32),
     "llama-gqa-fp32": Cell(config=LLAMA_GQA, dtype=torch.float32),
@@ -173,8 +189,9 @@ class AdamW:
             p.addcdiv_(mean, size, value=-lr / (1 - beta1**self.step_number))
 
 
-def build(cell: Cell, groups: ProcessGroups) -> GPT:
-    model = GPT(cell.config, groups, seed=7, dtype=cell.dtype, execution=cell.execution)
+def build(cell: Cell, groups: ProcessGroups) -> GPT | Bert:
+    kind = Bert if isinstance(cell.config, BertConfig) else GPT
+    model = kind(cell.config, groups, seed=7, dtype=cell.dtype, execution=cell.execution)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(cell.std_factor if parameter.dim() > 1 else 1.0)
@@ -234,8 +251,10 @@ def _train(cell: Cell, groups: ProcessGroups) -> Trace:
     for step in range(cell.steps):
         tokens, labels, mask = batch(cell.config, step)
         key = DropoutKey(seed=5, samples=torch.arange(3) + 3 * step)
-        result = model(tokens, labels, loss_mask=mask, dropout_key=key)
-        loss = result.loss_sum / mask.sum()
+        if isinstance(model, Bert):
+            loss = bert_loss(model, tokens, labels, mask=mask, key=key)
+        else:
+            loss = model(tokens, labels, loss_mask=mask, dropout_key=key).loss_sum / mask.sum()
         model.zero_grad()
         loss.backward()
         if cell.summed:
@@ -254,9 +273,23 @@ def _train(cell: Cell, groups: ProcessGroups) -> Trace:
     return trace
 
 
+def bert_loss(model: Bert, tokens, labels, *, mask, key) -> torch.Tensor:
+    """Both losses of a batch whose samples have segments, padding and a label."""
+    result = model(
+        tokens,
+        labels,
+        loss_mask=mask,
+        binary_labels=labels[:, 0] % 2,
+        token_types=(labels > 40).long(),
+        padding_mask=torch.arange(16) < torch.tensor([16, 13, 9])[:, None],
+        dropout_key=key,
+    )
+    return result.loss_sum / mask.sum() + result.binary_sum / len(tokens)
+
+
 @torch.no_grad()
 def whole(
-    model: GPT, tensors: dict[str, torch.Tensor], *, check_replicas: bool = True
+    model: GPT | Bert, tensors: dict[str, torch.Tensor], *, check_replicas: bool = True
 ) -> dict[str, torch.Tensor]:
     """Join the tensor-parallel ranks' tensors; replicas must agree to the bit."""
     shards = model.parameter_shards()

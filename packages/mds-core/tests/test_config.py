@@ -86,6 +86,10 @@ def test_flops_of_gpt3_follow_from_its_published_shape() -> None:
             {"rope_scaling_type": "linear", "rope_scaling_factor": 2.0},
             r"stretches rotary positions, but position_embedding is 'learned'",
         ),
+        (
+            {"parallel_residual": True, "residual_post_layernorm": True},
+            "parallel_residual and residual_post_layernorm exclude each other",
+        ),
         ({"rope_scaling_factor": 2.0}, "rope_scaling_factor is set without rope_scaling_type"),
     ],
 )

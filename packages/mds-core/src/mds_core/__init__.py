@@ -6,14 +6,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mds_core.bert_config import BertConfig
     from mds_core.config import GPTConfig
     from mds_core.groups import Layout, ProcessGroups
     from mds_core.sharding import ParameterShard
 
-__all__ = ["GPTConfig", "Layout", "ParameterShard", "ProcessGroups"]
+__all__ = ["BertConfig", "GPTConfig", "Layout", "ParameterShard", "ProcessGroups"]
 
 # torch takes over a second to import, and a configuration does not need it.
 _HOMES = {
+    "BertConfig": "mds_core.bert_config",
     "GPTConfig": "mds_core.config",
     "Layout": "mds_core.groups",
     "ParameterShard": "mds_core.sharding",

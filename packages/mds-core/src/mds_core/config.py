@@ -102,6 +102,8 @@ class GPTConfig:
     """Normalise every query and key head (Qwen 3)."""
     parallel_residual: bool = False
     """Attention and MLP of a layer read the same input and are added together (GPT-NeoX)."""
+    residual_post_layernorm: bool = False
+    """Add to the normalised stream, not to what was normalised (post-LN, as in BERT)."""
     embedding_norm: bool = False
     """Normalise the token vectors (BLOOM)."""
     sliding_window: int | None = None
@@ -116,6 +118,11 @@ class GPTConfig:
         self._check_sizes()
         self._check_ratios()
         self._check_rope()
+        if self.parallel_residual and self.residual_post_layernorm:
+            raise ValueError(
+                "parallel_residual and residual_post_layernorm exclude each other: with both there "
+                "are two streams to add to. Switch one of them off."
+            )
 
     def _check_rope(self) -> None:
         scaling = self.rope_scaling

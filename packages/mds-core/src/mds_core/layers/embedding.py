@@ -179,3 +179,12 @@ def check_tokens(tokens: Tensor, *, vocab_size: int) -> None:
             f"{vocab_size - 1}. Use the tokenizer that the model was built for, or raise "
             f"vocab_size."
         )
+
+
+def check_positions(count: int, *, limit: int) -> None:
+    """Refuse more positions than there are vectors."""
+    if count > limit:
+        raise ValueError(
+            f"position {count - 1} has no vector: max_position_embeddings is {limit}. Shorten the "
+            f"sequence or build the model with more positions."
+        )

@@ -17,7 +17,7 @@ from mds_core.collectives import copy, gather_partial, reduce, reduce_scatter
 from mds_core.groups import group_rank, group_size
 from mds_core.parameter import Declaration, ParallelModule, split_evenly
 
-__all__ = ["ColumnParallelLinear", "RowParallelLinear"]
+__all__ = ["ColumnParallelLinear", "ReplicatedLinear", "RowParallelLinear"]
 
 Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """Input, weight and bias to their product."""
@@ -150,3 +150,34 @@ class RowParallelLinear(ParallelModule):
         y = reduce_scatter(y, group=self.tp, dim=_SEQUENCE)
         # Each rank adds the bias to its own positions, so its gradient is a partial sum.
         return y if bias is None else y + copy(bias, group=self.tp)
+
+
+class ReplicatedLinear(ParallelModule):
+    """``y = x W^T + b``, the whole of it on every rank.
+
+    Args:
+        in_features: Width of the input.
+        out_features: Width of the output.
+        std: Standard deviation of the first weights.
+        dtype: Of the parameters.
+        device: Of the parameters.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        std: float = 0.02,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        weight = Declaration(global_shape=(out_features, in_features), std=std)
+        self.weight = self.declare("weight", weight, dtype=dtype, device=device)
+        bias = Declaration(global_shape=(out_features,))
+        self.bias = self.declare("bias", bias, dtype=dtype, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [..., in] to [..., out]."""
+        return F.linear(x, self.weight, self.bias)

@@ -19,14 +19,14 @@ from mds_core.config import GPTConfig
 from mds_core.init import scaled_std
 from mds_core.layers.linear import ColumnParallelLinear, RowParallelLinear
 
-__all__ = ["MLP"]
+__all__ = ["ACTIVATIONS", "MLP"]
 
 
 def _relu_squared(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
-_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
         "gelu": F.gelu,
         "gelu_tanh": partial(F.gelu, approximate="tanh"),
@@ -61,7 +61,7 @@ class MLP(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        self.activation = _ACTIVATIONS[config.activation]
+        self.activation = ACTIVATIONS[config.activation]
         self.gated = config.gated
         blocks = 2 if config.gated else 1
         self.linear_fc1 = ColumnParallelLinear(

@@ -18,27 +18,25 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from mds_core.collectives import copy, gather, gather_partial, reduce
 from mds_core.config import Execution, GPTConfig
 from mds_core.groups import ProcessGroups, group_size
 from mds_core.layers.alibi import alibi_mask, alibi_slopes
-from mds_core.layers.attention import Context, SelfAttention, attention_mask
+from mds_core.layers.attention import Context, attention_mask
 from mds_core.layers.cache import KVCache
 from mds_core.layers.embedding import (
     PositionEmbedding,
     VocabParallelEmbedding,
     VocabParallelHead,
+    check_positions,
 )
-from mds_core.layers.mlp import MLP
-from mds_core.layers.norm import Norm
 from mds_core.layers.rope import rotation
+from mds_core.models.block import Build, Stack, active_key, drop
 from mds_core.parameter import initialize, parameter_shards
 from mds_core.partition import Stage
-from mds_core.rng import DropoutKey, Site, dropout, keep_mask
+from mds_core.rng import DropoutKey
 from mds_core.sharding import ParameterShard
 from mds_kernels import linear_cross_entropy
 
@@ -54,42 +52,6 @@ class GPTLoss(NamedTuple):
     """[b, s] losses of the tokens, not masked, detached."""
 
 
-class _Build(NamedTuple):
-    """What every part of the model is built from."""
-
-    config: GPTConfig
-    groups: ProcessGroups
-    execution: Execution
-    dtype: torch.dtype
-    device: torch.device | str | None
-
-    @property
-    def tp(self) -> ProcessGroup | None:
-        return self.groups.tp
-
-    def norm(self) -> Norm:
-        return Norm(
-            self.config.hidden_size,
-            kind=self.config.normalization,
-            epsilon=self.config.norm_epsilon,
-            zero_centered=self.config.zero_centered_norm,
-            partial_over=self.tp if self.execution.sequence_parallel else None,
-            dtype=self.dtype,
-            device=self.device,
-        )
-
-    def head(self) -> VocabParallelHead:
-        return VocabParallelHead(
-            self.config.vocab_size,
-            self.config.hidden_size,
-            padded_size=self.config.padded_vocab_size(group_size(self.tp)),
-            tp=self.tp,
-            std=self.config.init_std,
-            dtype=self.dtype,
-            device=self.device,
-        )
-
-
 class Embedding(nn.Module):
     """Token vectors, perhaps normalised, plus, where they are learned, position vectors.
 
@@ -98,7 +60,7 @@ class Embedding(nn.Module):
         table_only: Only hold the table that a tied head on another stage uses.
     """
 
-    def __init__(self, build: _Build, *, table_only: bool) -> None:
+    def __init__(self, build: Build, *, table_only: bool) -> None:
         super().__init__()
         config = build.config
         self.probability = config.hidden_dropout
@@ -134,74 +96,7 @@ class Embedding(nn.Module):
         if self.position_embeddings is not None:
             own = position_ids[:, : context.rows.stop][:, -len(context.rows) :]
             hidden = hidden + self.position_embeddings(own)
-        return _drop(hidden, context, layer=0, site="embedding", probability=self.probability)
-
-
-class TransformerLayer(nn.Module):
-    """Attention and MLP, each normalised before and added to the residual stream after.
-
-    The MLP reads the stream behind attention, with a parallel residual that before it.
-    """
-
-    def __init__(self, build: _Build, *, layer: int) -> None:
-        super().__init__()
-        config = build.config
-        self.layer = layer
-        self.probability = config.hidden_dropout
-        self.parallel_residual = config.parallel_residual
-        self.input_layernorm = build.norm()
-        self.self_attention = SelfAttention(
-            config,
-            layer=layer,
-            tp=build.tp,
-            ulysses=build.groups.ulysses,
-            execution=build.execution,
-            dtype=build.dtype,
-            device=build.device,
-        )
-        self.pre_mlp_layernorm = build.norm()
-        self.mlp = MLP(
-            config,
-            tp=build.tp,
-            sequence_parallel=build.execution.sequence_parallel,
-            dtype=build.dtype,
-            device=build.device,
-        )
-
-    def forward(self, hidden: Tensor, context: Context) -> Tensor:
-        """Map [b, s, h] to [b, s, h]."""
-        attended = self.self_attention(self.input_layernorm(hidden), context)
-        residual = hidden + self._drop(attended, context, site="attention_output")
-        source = hidden if self.parallel_residual else residual
-        widened = self.mlp(self.pre_mlp_layernorm(source))
-        return residual + self._drop(widened, context, site="mlp_output")
-
-    def _drop(self, x: Tensor, context: Context, *, site: Site) -> Tensor:
-        return _drop(x, context, layer=self.layer, site=site, probability=self.probability)
-
-
-class Decoder(nn.Module):
-    """The layers, keyed by their global number, and the norm after the last."""
-
-    def __init__(self, build: _Build, *, layers: range, final: bool) -> None:
-        super().__init__()
-        self.execution = build.execution
-        self.layers = nn.ModuleDict(
-            {str(layer): TransformerLayer(build, layer=layer) for layer in layers}
-        )
-        self.final_layernorm = build.norm() if final else None
-
-    def forward(self, hidden: Tensor, context: Context) -> Tensor:
-        """Map [b, s, h] to [b, s, h]."""
-        layers = list(self.layers.values())
-        if self.execution.recompute == "full" and torch.is_grad_enabled():
-            step = self.execution.recompute_layers
-            for first in range(0, len(layers), step):
-                hidden = _recomputed(layers[first : first + step], hidden, context)
-        else:
-            for layer in layers:
-                hidden = layer(hidden, context)
-        return hidden if self.final_layernorm is None else self.final_layernorm(hidden)
+        return drop(hidden, context, layer=0, site="embedding", probability=self.probability)
 
 
 class GPT(nn.Module):
@@ -248,11 +143,11 @@ class GPT(nn.Module):
         self.dtype = dtype
         self.stage = stage or Stage.whole(config.num_layers)
         self.sequence_parallel = execution.sequence_parallel and groups.tp is not None
-        build = _Build(config, groups, execution, dtype, device)
+        build = Build(config, groups, execution, dtype, device)
         self.embedding = self.output_layer = None
         if self.stage.first or (self.stage.last and config.tie_embeddings):
             self.embedding = Embedding(build, table_only=not self.stage.first)
-        self.decoder = Decoder(build, layers=self.stage.layers, final=self.stage.last)
+        self.decoder = Stack(build, layers=self.stage.layers, final=self.stage.last)
         if self.stage.last and not config.tie_embeddings:
             self.output_layer = build.head()
         if torch.device(device or "cpu").type != "meta":
@@ -419,7 +314,7 @@ class GPT(nn.Module):
         return Context(
             rotation=turn,
             mask=mask,
-            dropout=self._dropout(dropout_key),
+            dropout=active_key(dropout_key, config=config, training=self.training),
             cache=cache,
             rows=self._rows(length),
         )
@@ -430,18 +325,6 @@ class GPT(nn.Module):
         share = heads // groups.tp_size // groups.ulysses_size
         first = (groups.tp_rank * groups.ulysses_size + groups.ulysses_rank) * share
         return alibi_slopes(heads)[first : first + share]
-
-    def _dropout(self, key: DropoutKey | None) -> DropoutKey | None:
-        """The key if anything is dropped now."""
-        if not self.training or not (self.config.hidden_dropout or self.config.attention_dropout):
-            return None
-        if key is None:
-            raise ValueError(
-                f"the model trains with dropout (hidden {self.config.hidden_dropout}, attention "
-                f"{self.config.attention_dropout}), so forward needs a dropout_key with the seed "
-                f"and the samples' numbers. Pass one, or call eval()."
-            )
-        return key
 
     @property
     def sequence_shares(self) -> int:
@@ -470,23 +353,8 @@ class GPT(nn.Module):
         limit = self.config.max_position_embeddings
         if self.config.position_embedding != "learned" or position_ids.device.type != "cpu":
             return
-        if position_ids.numel() and int(position_ids.max()) >= limit:
-            raise ValueError(
-                f"position {int(position_ids.max())} has no vector: max_position_embeddings is "
-                f"{limit}. Shorten the sequence or build the model with more positions."
-            )
-
-
-def _recomputed(layers: list[nn.Module], hidden: Tensor, context: Context) -> Tensor:
-    """Run ``layers`` keeping their input only; the backward pass runs them again."""
-
-    def run(x: Tensor) -> Tensor:
-        for layer in layers:
-            x = layer(x, context)
-        return x
-
-    # Masks are functions of sample and position: there is no generator state to preserve.
-    return checkpoint(run, hidden, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
+        if position_ids.numel():
+            check_positions(int(position_ids.max()) + 1, limit=limit)
 
 
 def document_numbers(cumulative_lengths: Tensor, *, tokens: Tensor) -> Tensor:
@@ -502,19 +370,3 @@ def document_numbers(cumulative_lengths: Tensor, *, tokens: Tensor) -> Tensor:
     place = torch.arange(tokens.numel(), device=tokens.device)
     bounds = cumulative_lengths.to(device=tokens.device, dtype=torch.int64)
     return torch.searchsorted(bounds, place, right=True).view_as(tokens)
-
-
-def _drop(x: Tensor, context: Context, *, layer: int, site: Site, probability: float) -> Tensor:
-    """Drop parts of the residual stream's input [b, s, h]."""
-    if context.dropout is None or probability == 0.0:
-        return x
-    keep = keep_mask(
-        context.dropout,
-        layer=layer,
-        site=site,
-        probability=probability,
-        heads=range(1),
-        rows=context.rows,
-        columns=range(x.size(-1)),
-    )
-    return dropout(x, keep[:, 0], probability=probability)

@@ -1,0 +1,288 @@
+"""BERT: an encoder that sees both directions, with a masked-word head and a binary head.
+
+What is notable here:
+
+- the layers are those of GPT; post-LN is one field of the configuration;
+- the binary head reads the first token and says whether two segments belong together;
+- padding is hidden from all other tokens.
+
+Shapes: ``b`` micro batch, ``s`` sequence, ``h`` hidden, ``v`` vocabulary, ``t`` tensor-parallel
+size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mds_core.bert_config import BertConfig
+from mds_core.collectives import copy, gather
+from mds_core.config import Execution
+from mds_core.groups import ProcessGroups, group_size
+from mds_core.layers.attention import Context
+from mds_core.layers.embedding import (
+    PositionEmbedding,
+    VocabParallelEmbedding,
+    check_positions,
+    declare_vocabulary,
+)
+from mds_core.layers.linear import ReplicatedLinear
+from mds_core.layers.mlp import ACTIVATIONS
+from mds_core.models.block import Build, Stack, active_key, drop
+from mds_core.parameter import ParallelModule, initialize, parameter_shards
+from mds_core.rng import DropoutKey
+from mds_core.sharding import ParameterShard
+from mds_kernels import cross_entropy
+
+__all__ = ["Bert", "BertLogits", "BertLoss"]
+
+
+class BertLogits(NamedTuple):
+    """What a forward pass without labels gives."""
+
+    words: Tensor
+    """[b, s, v] scores of the true vocabulary, on every rank."""
+    binary: Tensor | None
+    """[b, 2] scores of the binary head."""
+
+
+class BertLoss(NamedTuple):
+    """What a forward pass with labels gives."""
+
+    loss_sum: Tensor
+    """Scalar, the masked sum of the words' losses, differentiable; fp32, or float64."""
+    losses: Tensor
+    """[b, s] losses of the words, not masked, detached."""
+    binary_sum: Tensor | None
+    """Scalar, the sum of the binary head's losses, differentiable; None without its labels."""
+
+
+class Embedding(nn.Module):
+    """The sum of token, position and token type vectors."""
+
+    def __init__(self, build: Build, *, num_token_types: int) -> None:
+        super().__init__()
+        config = build.config
+        self.probability = config.hidden_dropout
+        self.word_embeddings = VocabParallelEmbedding(
+            config.vocab_size,
+            config.hidden_size,
+            padded_size=config.padded_vocab_size(group_size(build.tp)),
+            tp=build.tp,
+            std=config.init_std,
+            dtype=build.dtype,
+            device=build.device,
+        )
+        self.position_embeddings, self.tokentype_embeddings = (
+            PositionEmbedding(
+                count,
+                config.hidden_size,
+                std=config.init_std,
+                partial_over=None,
+                dtype=build.dtype,
+                device=build.device,
+            )
+            for count in (config.max_position_embeddings, num_token_types)
+        )
+        self.layernorm = build.norm() if config.embedding_norm else None
+
+    def forward(self, tokens: Tensor, token_types: Tensor, context: Context) -> Tensor:
+        """Map tokens and their types, each [b, s], to [b, s, h]."""
+        words: Tensor = self.word_embeddings(tokens)
+        if self.layernorm is not None:
+            words = self.layernorm(words)
+        positions = torch.arange(tokens.size(1), device=tokens.device)[None]
+        hidden = words + self.position_embeddings(positions)
+        hidden = hidden + self.tokentype_embeddings(token_types)
+        return drop(hidden, context, layer=0, site="embedding", probability=self.probability)
+
+
+class Pooler(nn.Module):
+    """Make one vector of a sample from its first token."""
+
+    def __init__(self, build: Build) -> None:
+        super().__init__()
+        self.dense = _square(build)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map [b, s, h] to [b, h]."""
+        return self.dense(hidden[:, 0]).tanh()  # type: ignore[no-any-return]
+
+
+class WordTransform(nn.Module):
+    """What stands between the encoder and the product with the words' vectors."""
+
+    def __init__(self, build: Build) -> None:
+        super().__init__()
+        self.activation = ACTIVATIONS[build.config.activation]
+        self.dense = _square(build)
+        self.layer_norm = build.norm()
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map [b, s, h] to [b, s, h]."""
+        return self.layer_norm(self.activation(self.dense(hidden)))  # type: ignore[no-any-return]
+
+
+class VocabParallelBias(ParallelModule):
+    """The bias [v / t] of the words' scores; the weight is the table of token vectors."""
+
+    def __init__(self, build: Build) -> None:
+        super().__init__()
+        config = build.config
+        table = declare_vocabulary(
+            config.vocab_size,
+            config.hidden_size,
+            padded_size=config.padded_vocab_size(group_size(build.tp)),
+            tp=build.tp,
+            std=config.init_std,
+        )
+        zeros = replace(table, global_shape=(config.vocab_size,), std=None)
+        self.bias = self.declare("bias", zeros, dtype=build.dtype, device=build.device)
+
+
+class Bert(nn.Module):
+    """An encoder on this rank's share of a layout.
+
+    Args:
+        config: Shape of the model.
+        groups: The ranks that share it; their layout may have tp and dp.
+        seed: From which the start values follow, together with the parameters' names.
+        dtype: Of the parameters.
+        device: Of the parameters; on ``"meta"`` nothing is allocated or initialised.
+        execution: How to compute; without sequence parallelism.
+
+    Raises:
+        ValueError: The layout does not divide the model, or a BERT cannot be split so.
+    """
+
+    def __init__(
+        self,
+        config: BertConfig,
+        groups: ProcessGroups,
+        *,
+        seed: int = 1234,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        execution: Execution | None = None,
+    ) -> None:
+        super().__init__()
+        execution = execution or Execution()
+        execution.check(config)
+        config.check_tp(groups.tp_size)
+        _check_layout(groups, execution)
+        self.config, self.groups, self.seed, self.dtype = config, groups, seed, dtype
+        build = Build(config, groups, execution, dtype, device)
+        self.embedding = Embedding(build, num_token_types=config.num_token_types)
+        self.encoder = Stack(build, layers=range(config.num_layers), final=True)
+        self.lm_head = WordTransform(build)
+        self.output_layer = VocabParallelBias(build)
+        self.pooler = self.binary_head = None
+        if config.binary_head:
+            self.pooler = Pooler(build)
+            self.binary_head = ReplicatedLinear(
+                config.hidden_size, 2, std=config.init_std, dtype=dtype, device=device
+            )
+        if torch.device(device or "cpu").type != "meta":
+            self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Write the start values; after ``to_empty`` this makes a meta model real."""
+        initialize(self, seed=self.seed)
+
+    def parameter_shards(self) -> dict[str, ParameterShard]:
+        """What this rank holds of each parameter, by canonical name."""
+        return parameter_shards(self)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        labels: Tensor | None = None,
+        *,
+        loss_mask: Tensor | None = None,
+        binary_labels: Tensor | None = None,
+        token_types: Tensor | None = None,
+        padding_mask: Tensor | None = None,
+        dropout_key: DropoutKey | None = None,
+    ) -> BertLogits | BertLoss:
+        """Return the losses if there are labels, else the logits.
+
+        Args:
+            tokens: [b, s] int64 ids.
+            labels: [b, s] int64 ids of the words that stood there.
+            loss_mask: [b, s] weight of each word's loss, 1 where it was masked; ones if None.
+            binary_labels: [b] int64, 0 or 1.
+            token_types: [b, s] int64 segment of each token; all 0 if None.
+            padding_mask: [b, s] true where there is a token, false in padding; no padding if None.
+            dropout_key: Needed in training mode if the model has dropout.
+        """
+        context = self._context(tokens, padding_mask, dropout_key)
+        types = torch.zeros_like(tokens) if token_types is None else token_types
+        hidden = self.encoder(self.embedding(tokens, types, context), context)
+        words, binary = self._word_scores(hidden), self._binary_scores(hidden)
+        if labels is None:
+            words = gather(words, group=self.groups.tp, dim=-1)
+            return BertLogits(words[..., : self.config.vocab_size], binary)
+        losses = self._word_losses(words, labels)
+        weighted = losses if loss_mask is None else losses * loss_mask
+        binary_sum = None
+        if binary is not None and binary_labels is not None:
+            precision = torch.promote_types(binary.dtype, torch.float32)
+            binary_sum = F.cross_entropy(binary.to(precision), binary_labels, reduction="sum")
+        return BertLoss(weighted.sum(), losses.detach(), binary_sum)
+
+    def _context(
+        self, tokens: Tensor, padding_mask: Tensor | None, dropout_key: DropoutKey | None
+    ) -> Context:
+        length = tokens.size(1)
+        check_positions(length, limit=self.config.max_position_embeddings)
+        seen = torch.ones_like(tokens, dtype=torch.bool) if padding_mask is None else padding_mask
+        return Context(
+            rotation=None,
+            mask=seen.bool()[:, None, None, :].expand(-1, 1, length, -1),
+            dropout=active_key(dropout_key, config=self.config, training=self.training),
+            cache=None,
+            rows=range(length),
+        )
+
+    def _word_scores(self, hidden: Tensor) -> Tensor:
+        """This rank's columns [b, s, v / t] of the words' scores."""
+        transformed = copy(self.lm_head(hidden), group=self.groups.tp)
+        return F.linear(transformed, self.embedding.word_embeddings.weight, self.output_layer.bias)
+
+    def _binary_scores(self, hidden: Tensor) -> Tensor | None:
+        if self.pooler is None or self.binary_head is None:
+            return None
+        return self.binary_head(self.pooler(hidden))  # type: ignore[no-any-return]
+
+    def _word_losses(self, scores: Tensor, labels: Tensor) -> Tensor:
+        losses = cross_entropy(
+            scores.flatten(0, 1),
+            labels.flatten(),
+            vocab_start=self.embedding.word_embeddings.start,
+            vocab_size=self.config.vocab_size,
+            group=self.groups.tp,
+        )
+        return losses.view_as(labels)
+
+
+def _check_layout(groups: ProcessGroups, execution: Execution) -> None:
+    for name in ("pp_size", "ulysses_size"):
+        if getattr(groups, name) > 1:
+            raise ValueError(
+                f"{name} is {getattr(groups, name)}, but a BERT splits over tp_size and dp_size "
+                f"only; set {name}=1."
+            )
+    if execution.sequence_parallel:
+        raise ValueError(
+            "sequence_parallel is not available for a BERT, whose heads need whole sequences; "
+            "switch it off."
+        )
+
+
+def _square(build: Build) -> ReplicatedLinear:
+    size, std = build.config.hidden_size, build.config.init_std
+    return ReplicatedLinear(size, size, std=std, dtype=build.dtype, device=build.device)

@@ -1,0 +1,178 @@
+"""What the models are built of: layers of attention and MLP around a residual stream.
+
+Shapes: ``b`` micro batch, ``s`` sequence (this rank's positions), ``h`` hidden.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.utils.checkpoint import checkpoint
+
+from mds_core.config import Execution, GPTConfig
+from mds_core.groups import ProcessGroups, group_size
+from mds_core.layers.attention import Context, SelfAttention
+from mds_core.layers.embedding import VocabParallelHead
+from mds_core.layers.mlp import MLP
+from mds_core.layers.norm import Norm
+from mds_core.rng import DropoutKey, Site, dropout, keep_mask
+
+__all__ = ["Build", "Stack", "TransformerLayer", "active_key", "drop"]
+
+
+class Build(NamedTuple):
+    """What every part of the model is built from."""
+
+    config: GPTConfig
+    groups: ProcessGroups
+    execution: Execution
+    dtype: torch.dtype
+    device: torch.device | str | None
+
+    @property
+    def tp(self) -> ProcessGroup | None:
+        """Ranks that share each layer."""
+        return self.groups.tp
+
+    def norm(self) -> Norm:
+        """A norm of the residual stream."""
+        return Norm(
+            self.config.hidden_size,
+            kind=self.config.normalization,
+            epsilon=self.config.norm_epsilon,
+            zero_centered=self.config.zero_centered_norm,
+            partial_over=self.tp if self.execution.sequence_parallel else None,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def head(self) -> VocabParallelHead:
+        """An output layer of its own."""
+        return VocabParallelHead(
+            self.config.vocab_size,
+            self.config.hidden_size,
+            padded_size=self.config.padded_vocab_size(group_size(self.tp)),
+            tp=self.tp,
+            std=self.config.init_std,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+
+class TransformerLayer(nn.Module):
+    """Attention and MLP, each normalised before and added to the residual stream after.
+
+    The MLP reads the stream behind attention, with a parallel residual that before it. With
+    ``residual_post_layernorm`` what is added to is the normalised stream (post-LN).
+    """
+
+    def __init__(self, build: Build, *, layer: int) -> None:
+        super().__init__()
+        config = build.config
+        self.layer = layer
+        self.probability = config.hidden_dropout
+        self.parallel_residual = config.parallel_residual
+        self.residual_post_layernorm = config.residual_post_layernorm
+        self.input_layernorm = build.norm()
+        self.self_attention = SelfAttention(
+            config,
+            layer=layer,
+            tp=build.tp,
+            ulysses=build.groups.ulysses,
+            execution=build.execution,
+            dtype=build.dtype,
+            device=build.device,
+        )
+        self.pre_mlp_layernorm = build.norm()
+        self.mlp = MLP(
+            config,
+            tp=build.tp,
+            sequence_parallel=build.execution.sequence_parallel,
+            dtype=build.dtype,
+            device=build.device,
+        )
+
+    def forward(self, hidden: Tensor, context: Context) -> Tensor:
+        """Map [b, s, h] to [b, s, h]."""
+        normed = self.input_layernorm(hidden)
+        attended = self.self_attention(normed, context)
+        stream = normed if self.residual_post_layernorm else hidden
+        stream = stream + self._drop(attended, context, site="attention_output")
+        normed = self.pre_mlp_layernorm(hidden if self.parallel_residual else stream)
+        stream = normed if self.residual_post_layernorm else stream
+        return stream + self._drop(self.mlp(normed), context, site="mlp_output")
+
+    def _drop(self, x: Tensor, context: Context, *, site: Site) -> Tensor:
+        return drop(x, context, layer=self.layer, site=site, probability=self.probability)
+
+
+class Stack(nn.Module):
+    """The layers, keyed by their global number, and the norm after the last."""
+
+    def __init__(self, build: Build, *, layers: range, final: bool) -> None:
+        super().__init__()
+        self.execution = build.execution
+        self.layers = nn.ModuleDict(
+            {str(layer): TransformerLayer(build, layer=layer) for layer in layers}
+        )
+        self.final_layernorm = build.norm() if final else None
+
+    def forward(self, hidden: Tensor, context: Context) -> Tensor:
+        """Map [b, s, h] to [b, s, h]."""
+        layers = list(self.layers.values())
+        if self.execution.recompute == "full" and torch.is_grad_enabled():
+            step = self.execution.recompute_layers
+            for first in range(0, len(layers), step):
+                hidden = _recomputed(layers[first : first + step], hidden, context)
+        else:
+            for layer in layers:
+                hidden = layer(hidden, context)
+        return hidden if self.final_layernorm is None else self.final_layernorm(hidden)
+
+
+def active_key(key: DropoutKey | None, *, config: GPTConfig, training: bool) -> DropoutKey | None:
+    """Return the key if anything is dropped now.
+
+    Raises:
+        ValueError: Something is, and there is no key.
+    """
+    if not training or not (config.hidden_dropout or config.attention_dropout):
+        return None
+    if key is None:
+        raise ValueError(
+            f"the model trains with dropout (hidden {config.hidden_dropout}, attention "
+            f"{config.attention_dropout}), so forward needs a dropout_key with the seed and the "
+            f"samples' numbers. Pass one, or call eval()."
+        )
+    return key
+
+
+def drop(x: Tensor, context: Context, *, layer: int, site: Site, probability: float) -> Tensor:
+    """Drop parts of the residual stream's input [b, s, h]."""
+    if context.dropout is None or probability == 0.0:
+        return x
+    keep = keep_mask(
+        context.dropout,
+        layer=layer,
+        site=site,
+        probability=probability,
+        heads=range(1),
+        rows=context.rows,
+        columns=range(x.size(-1)),
+    )
+    return dropout(x, keep[:, 0], probability=probability)
+
+
+def _recomputed(layers: list[nn.Module], hidden: Tensor, context: Context) -> Tensor:
+    """Run ``layers`` keeping their input only; the backward pass runs them again."""
+
+    def run(x: Tensor) -> Tensor:
+        for layer in layers:
+            x = layer(x, context)
+        return x
+
+    # Masks are functions of sample and position: there is no generator state to preserve.
+    return checkpoint(run, hidden, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
