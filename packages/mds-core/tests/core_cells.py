@@ -150,7 +150,10 @@ ULYSSES_TP2 = {
     f"ulysses-tp2-{name}": replace(CELLS[name], steps=1)
     for name in ("gpt-sequence-parallel-dropout-full", "llama-gqa", "bloom")
 }
-TP4 = {name: CELLS[name] for name in ("gpt-sequence-parallel-dropout-full", "llama-gqa")}
+TP4 = {
+    f"tp4-{name}": replace(CELLS[name], steps=1)
+    for name in ("gpt-sequence-parallel-dropout-full", "llama-gqa")
+}
 ALL = CELLS | BROKEN
 
 

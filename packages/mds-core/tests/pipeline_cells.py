@@ -45,9 +45,13 @@ CELLS = {name: PipelineCell(cell=Cell(config=DEEP), schedule=name) for name in S
 }
 TP2 = {
     "tp2-1f1b": PipelineCell(cell=Cell(config=DEEP, execution=Execution(sequence_parallel=True))),
-    "tp2-zb-h1": PipelineCell(cell=Cell(config=DEEP_LLAMA), schedule="zb-h1"),
+    "tp2-zb-h1": PipelineCell(cell=Cell(config=DEEP_LLAMA), schedule="zb-h1", lengths=(LENGTH,)),
 }
-ULYSSES = {"ulysses2-zb-h1": PipelineCell(cell=Cell(config=DEEP_BLOOM), schedule="zb-h1")}
+ULYSSES = {
+    "ulysses2-zb-h1": PipelineCell(
+        cell=Cell(config=DEEP_BLOOM), schedule="zb-h1", lengths=(LENGTH,)
+    )
+}
 HALF = PipelineCell(
     cell=Cell(config=DEEP_LLAMA, dtype=torch.bfloat16), schedule="zb-h1", lengths=(LENGTH,)
 )
