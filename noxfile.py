@@ -59,7 +59,7 @@ def installation_environment() -> dict[str, str]:
 
 
 os.environ.update(installation_environment())
-# Where Python may not keep bytecode, every process compiles torch and DeepSpeed anew: a minute each.
+# Where Python may not keep bytecode, every process would compile torch and DeepSpeed anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 

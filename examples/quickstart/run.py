@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).parent
-STEPS = 480
+STEPS = 240
 HALF = STEPS // 2
 LOSS_TOLERANCE = 2e-3
 LEARNED = 0.5  # nats under the unigram entropy

@@ -212,7 +212,7 @@ def _model_record(parts: Parts) -> ModelRecord:
     config = parts.config.model
     return ModelRecord(
         family=config.family,
-        config=dataclasses.asdict(config.core().resolved()),
+        config=config.core().record(),
         vocab_size=config.vocab_size,
         tied_embeddings=config.tie_embeddings,
     )

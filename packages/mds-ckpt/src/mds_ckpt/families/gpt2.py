@@ -44,6 +44,9 @@ def _faults(model: ModelRecord) -> list[str]:
         f"one of the activations {', '.join(_ACTIVATIONS)}": config.get("activation", "gelu")
         in _ACTIVATIONS,
         "no query/key norms": not config.get("qk_norm"),
+        "attention and MLP one after the other": not config.get("parallel_residual"),
+        "no norm of the embeddings": not config.get("embedding_norm"),
+        "norms before, not after the residual": not config.get("residual_post_layernorm"),
         "no sliding window": config.get("sliding_window") is None,
     }
     return [f"gpt2 needs {need}" for need, met in needs.items() if not met]

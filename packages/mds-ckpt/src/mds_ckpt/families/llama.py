@@ -85,6 +85,9 @@ def _faults(name: str, model: ModelRecord) -> list[str]:
         f"one of the activations {', '.join(_ACTIVATIONS)}": config.get("activation", "gelu")
         in _ACTIVATIONS,
         **_needs(name, model),
+        "attention and MLP one after the other": not config.get("parallel_residual"),
+        "no norm of the embeddings": not config.get("embedding_norm"),
+        "norms before, not after the residual": not config.get("residual_post_layernorm"),
     }
     return [f"{name} needs {need}" for need, met in needs.items() if not met]
 

@@ -96,7 +96,6 @@ def load_tokenizer(checkpoint: str | Path, *, tokenizer: Path | None = None) -> 
 
 
 def _model_config(checkpoint: Checkpoint) -> GPTConfig:
-    known = {field.name for field in dataclasses.fields(GPTConfig)}
     given: Mapping[str, Any] = checkpoint.config
     missing = [
         field.name
@@ -108,7 +107,7 @@ def _model_config(checkpoint: Checkpoint) -> GPTConfig:
             f"{checkpoint.path}: the checkpoint does not say {', '.join(missing)} of its model; "
             "convert it with `mds-ckpt convert --to mds` first."
         )
-    return GPTConfig(**{name: value for name, value in given.items() if name in known})
+    return GPTConfig.from_record(given)
 
 
 def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
