@@ -28,6 +28,7 @@ import nox
 ROOT = Path(__file__).parent
 PACKAGES = ["mds-kernels", "mds-core", "mds-data", "mds-ckpt", "mds-train"]
 RELEASES = tomllib.loads((ROOT / "releases.toml").read_text()).get("release", [])
+CONSTRAINTS = (ROOT / "constraints.txt").read_text().splitlines()
 # For proofs only; no package of ours depends on it.
 PEERS = ["transformers"]
 
@@ -272,12 +273,16 @@ def minimums(session: nox.Session, package: str) -> None:
     wheels = [
         build_wheel(session, ROOT / "packages" / name) for name in [package, *siblings(package)]
     ]
-    # The pinned torch stays: another build is a download of several GB.
-    constraint = temporary(session) / "torch.txt"
-    constraint.write_text("torch==2.13.0\n")
+    # The pinned torch and DeepSpeed stay: others are a download of several GB, or a build.
+    kept = [line for line in CONSTRAINTS if line.startswith(("torch==", "deepspeed=="))]
+    constraint = temporary(session) / "kept.txt"
+    constraint.write_text("\n".join(kept) + "\n")
     session.env["UV_CONSTRAINT"] = str(constraint)
-    session.install("--resolution", "lowest-direct", "--reinstall-package", package, *wheels)
+    # Named here, since the resolver takes the lowest version only of what it is asked for directly.
+    declared = [line for line in project(package)["dependencies"] if not line.startswith("mds-")]
+    session.install("--resolution", "lowest-direct", *wheels, *declared)
     session.install(*test_tools(package))
+    session.run("uv", "pip", "list", external=True)
     run_tests(session, ROOT / "packages" / package / "tests", *session.posargs)
 
 
@@ -289,4 +294,5 @@ def audit(session: nox.Session) -> None:
     session.run(
         "python", "tests/rules/forbidden.py", *[f"packages/{name}/src" for name in PACKAGES]
     )
-    session.run("pip-audit", "--skip-editable")
+    # Strict: an audit that could look nothing up is not a pass.
+    session.run("pip-audit", "--strict", "--no-deps", "--disable-pip", "-r", "constraints.txt")

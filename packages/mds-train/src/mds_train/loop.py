@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch.distributed as dist
@@ -82,13 +82,16 @@ def train(
 
 
 def _connect(config: TrainConfig) -> None:
-    """Start torch.distributed where the caller has not: one process, or what a launcher says."""
-    if dist.is_initialized():
-        return
+    """Start torch.distributed unless the caller has; either way say who this rank is."""
+    environment = read_environment()
+    if dist.is_initialized() and environment.launcher == "none":
+        # Started by hand. DeepSpeed asks for a local rank; on one machine it is the rank.
+        rank, size = dist.get_rank(), dist.get_world_size()
+        environment = replace(environment, rank=rank, local_rank=rank, world_size=size)
     connection = contextlib.ExitStack()
     timeout = config.parallel.timeout_seconds
     connection.enter_context(
-        distributed(read_environment(), device=config.train.device, timeout_seconds=timeout)
+        distributed(environment, device=config.train.device, timeout_seconds=timeout)
     )
     # DeepSpeed holds on to the default group, so it stays for later runs of this process.
     atexit.register(_disconnect, connection)
