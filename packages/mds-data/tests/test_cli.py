@@ -261,6 +261,22 @@ def test_train_tokenizer_writes_the_file_once(
     assert names(folder) == {"tokenizer.json", "in.jsonl", "t.json"}
 
 
+@pytest.mark.parametrize("model", ["bpe", "wordpiece", "unigram"])
+@pytest.mark.parametrize("content", ["", "\n \n", '{"text": " "}\n'])
+def test_a_corpus_without_text_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], model: str, content: str
+) -> None:
+    Path("empty.jsonl").write_text(content)
+    output = "t.model" if model == "unigram" else "t.json"
+    options = ["--vocab-size", "300", "--model", model, "--output", output]
+
+    assert main(["train-tokenizer", "--input", "empty.jsonl", *options]) == 3
+
+    error = capsys.readouterr().err
+    assert error.startswith("mds-data train-tokenizer: empty.jsonl: there is no text in it; ")
+    assert names(folder) == {"tokenizer.json", "in.jsonl", "empty.jsonl"}
+
+
 def test_inspect_shows_counts_lengths_and_decoded_text(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

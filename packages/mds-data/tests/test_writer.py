@@ -16,6 +16,9 @@ from store_material import (
 )
 
 from mds_data import StoreError, StoreWriter, TokenizerFile, open_store, write_store
+from mds_data.megatron import export_megatron
+from mds_data.merge import merge_stores
+from mds_data.verify import verify_store
 
 
 @pytest.mark.parametrize("layout", ["hot", "archive"])
@@ -31,6 +34,21 @@ def test_documents_come_back(tmp_path, layout, vocab_size):
     assert store.manifest == manifest
     assert manifest.counts.documents == 52
     assert manifest.counts.tokens == sum(len(document) for document in documents)
+
+
+def test_a_store_is_not_written_inside_another(tmp_path):
+    write_small(tmp_path / "s", random_documents(3))
+
+    for target in (tmp_path / "s/tokens", tmp_path / "s/new", tmp_path / "s/deep/er"):
+        with pytest.raises(StoreError, match=r"exists; choose|lies inside the store .*/s; name"):
+            write_small(target, random_documents(3))
+    with pytest.raises(StoreError, match=r"lies inside the store .*/s; name a folder beside it"):
+        merge_stores([tmp_path / "s"], tmp_path / "s/merged")
+    with pytest.raises(StoreError, match=r"lies inside the store .*/s; name a folder beside it"):
+        export_megatron(tmp_path / "s", tmp_path / "s/pair")
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["s"]
+    assert not verify_store(tmp_path / "s").notes
 
 
 @pytest.mark.parametrize("layout", ["hot", "archive"])

@@ -23,6 +23,7 @@ __all__ = [
     "FileOperations",
     "OutputFile",
     "PartialFolder",
+    "check_free_name",
     "pending_name",
     "put_file",
     "replace_manifest",
@@ -139,6 +140,19 @@ def put_file(path: Path, data: bytes, *, operations: FileOperations) -> FileReco
         output.abandon()
         raise
     return output.close()
+
+
+def check_free_name(target: Path) -> None:
+    """Refuse a name for a new store that is taken, or that lies inside another store.
+
+    Raises:
+        StoreError: It is so.
+    """
+    if os.path.lexists(target):
+        raise StoreError(f"{target}: exists; choose another name or remove it first")
+    for above in target.absolute().parents:
+        if (above / MANIFEST_NAME).is_file() and (above / "zarr.json").is_file():
+            raise StoreError(f"{target}: lies inside the store {above}; name a folder beside it")
 
 
 class PartialFolder:

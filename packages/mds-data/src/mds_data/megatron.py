@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mds_data.commit import FileOperations, OutputFile
+from mds_data.commit import FileOperations, OutputFile, check_free_name
 from mds_data.errors import IndexedDatasetError, StoreError
 from mds_data.indexed_dataset import (
     IndexedDataset,
@@ -120,13 +120,12 @@ def export_megatron(
     Erased documents become empty sequences, so that numbers stay. The .idx file appears last.
 
     Raises:
-        StoreError: One of the two files exists.
+        StoreError: One of the two files exists, or would lie inside a store.
     """
     source = store if isinstance(store, TokenStore) else open_store(store)
     names = [Path(f"{prefix}{suffix}") for suffix in (".bin", ".idx")]
     for name in names:
-        if os.path.lexists(name):
-            raise StoreError(f"{name}: exists; choose another prefix or remove it first")
+        check_free_name(name)
     names[0].parent.mkdir(parents=True, exist_ok=True)
     operations = FileOperations()
     waiting = [name.with_name(f"{name.name}.partial-{os.getpid()}") for name in names]

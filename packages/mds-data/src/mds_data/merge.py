@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from mds_data.commit import FileOperations, PartialFolder, put_file, sweep
+from mds_data.commit import FileOperations, PartialFolder, check_free_name, put_file, sweep
 from mds_data.errors import StoreError
 from mds_data.folder import StoreFolder, read_manifest
 from mds_data.indexed_dataset import pair_prefix, read_indexed_dataset
@@ -50,8 +50,7 @@ def merge_stores(
     if not paths:
         raise ValueError("a merge needs at least one source")
     root = Path(target)
-    if os.path.lexists(root):
-        raise StoreError(f"{root}: exists; choose another name or remove it first")
+    check_free_name(root)
     vocab_size = _common_vocabulary(paths)
     ranges = split_ranges(split)
     root.parent.mkdir(parents=True, exist_ok=True)

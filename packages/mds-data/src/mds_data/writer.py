@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from mds_data.array_metadata import ArrayLayout, layout_for_documents, layout_for_tokens
 from mds_data.array_writer import Place, ShardedArrayWriter
-from mds_data.commit import FileOperations, PartialFolder, put_file, sweep
+from mds_data.commit import FileOperations, PartialFolder, check_free_name, put_file, sweep
 from mds_data.document_writer import DocumentWriter
-from mds_data.errors import StoreError
 from mds_data.lock import StoreLock
 from mds_data.schema import (
     Counts,
@@ -73,7 +72,7 @@ class StoreWriter(DocumentWriter):
         operations: Where file operations go.
 
     Raises:
-        StoreError: ``path`` exists.
+        StoreError: ``path`` exists, or lies inside another store.
         LockedError: Another writer is at work on ``path``.
     """
 
@@ -102,8 +101,7 @@ class StoreWriter(DocumentWriter):
         self._provenance = dict(provenance or {})
         self._dtype = token_dtype(vocab_size)
         self._stack = ExitStack()
-        if os.path.lexists(self._path):
-            raise StoreError(f"{self._path}: exists; choose another name or remove it first")
+        check_free_name(self._path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             stack.enter_context(StoreLock(self._path))

@@ -99,7 +99,7 @@ def _matches(pattern: str) -> list[Path]:
     files = [each for each in found if each.is_file()]
     if not files:
         what = "no file matches this pattern" if glob.has_magic(pattern) else "no such input file"
-        raise FileNotFoundError(f"{pattern}: {what}.")
+        raise FileNotFoundError(f"{pattern}: {what}; check the path.")
     return files
 
 

@@ -37,6 +37,8 @@ class InputTexts:
         text_unit: What one document of a text file is.
         on_error: A broken record raises InputError, or is left out and counted.
         on_progress: Called with the bytes read and their total.
+
+    Iterating raises InputError if there is no text in any of the files.
     """
 
     def __init__(
@@ -60,13 +62,19 @@ class InputTexts:
         self.problems = ProblemLog()
         total = sum(file.size for file in self._files)
         before = 0
+        blank = True
         for file in self._files:
             reader = InputReader(file, text_unit=self._text_unit)
             for record in reader.records():
-                yield from self._texts(record, file=file)
+                for text in self._texts(record, file=file):
+                    blank = blank and not text.strip()
+                    yield text
                 if self._on_progress is not None:
                     self._on_progress(before + reader.bytes_read, total)
             before += reader.bytes_read
+        if blank:
+            names = ", ".join(file.path.as_posix() for file in self._files)
+            raise InputError(f"{names}: there is no text in it; give files that hold some.")
 
     def _texts(self, record: Record, *, file: InputFile) -> Iterator[str]:
         if not record.data.strip():

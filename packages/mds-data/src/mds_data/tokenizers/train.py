@@ -147,9 +147,10 @@ def _train_unigram(texts: Iterable[str], *, vocab_size: int, special: list[str])
     if not special:
         raise TokenizerError("a unigram tokenizer needs a special token to end a document with.")
     model = io.BytesIO()
+    failures: list[Exception] = []
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_lines(texts),
+            sentence_iterator=_lines(texts, failures),
             model_writer=model,
             model_type="unigram",
             vocab_size=vocab_size,
@@ -168,6 +169,8 @@ def _train_unigram(texts: Iterable[str], *, vocab_size: int, special: list[str])
             minloglevel=2,
         )
     except RuntimeError as error:
+        if failures:  # SentencePiece turns what the corpus raises into an error of its own.
+            raise failures[0] from None
         raise TokenizerError(_sentencepiece_reason(str(error), vocab_size=vocab_size)) from error
     return ModelFile("tokenizer.model", model.getvalue())
 
@@ -182,10 +185,14 @@ def _sentencepiece_reason(message: str, *, vocab_size: int) -> str:
     return f"SentencePiece could not train on this corpus: {message.splitlines()[0]}"
 
 
-def _lines(texts: Iterable[str]) -> Iterator[str]:
+def _lines(texts: Iterable[str], failures: list[Exception]) -> Iterator[str]:
     # SentencePiece holds the corpus by sentences and never looks across one; a line stands for one.
-    for text in texts:
-        yield from (line for line in text.split("\n") if line)
+    try:
+        for text in texts:
+            yield from (line for line in text.split("\n") if line)
+    except (ValueError, OSError) as error:
+        failures.append(error)
+        raise
 
 
 def _non_empty(texts: Iterable[str]) -> Iterator[str]:
