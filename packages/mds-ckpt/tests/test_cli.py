@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -93,21 +94,34 @@ def test_wrong_usage_ends_with_2(folder: Path, tmp_path: Path, capsys: Any) -> N
     assert run(capsys, "convert", folder, folder / "x", "--to", "hf")[0] == 2
 
 
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (errno.ENOSPC, "out: it failed; free some space, then run it again"),
+        (
+            errno.EACCES,
+            "out: it failed; change its permissions or name another place, then run it again",
+        ),
+        (errno.EIO, "out: it failed; look at that place, then run it again"),
+    ],
+)
 def test_an_environment_that_refuses_ends_with_4(
-    folder: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    tmp_path: Path,
+    capsys: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    message: str,
 ) -> None:
     def full(*_: object) -> None:
-        raise OSError(28, "No space left on device", "out")
+        raise OSError(number, "it failed", "out")
 
     monkeypatch.setattr("mds_ckpt.file_operations.FileOperations.write", full)
 
     code, _, err = run(capsys, "convert", folder, tmp_path / "hf", "--to", "hf")
 
     assert code == 4
-    assert (
-        err
-        == "mds-ckpt: out: No space left on device; free space or permission, then run it again\n"
-    )
+    assert err == f"mds-ckpt: {message}\n"
     assert not list(tmp_path.glob("hf*"))
 
 

@@ -7,6 +7,7 @@ Commands import what they need when they run, so that ``--help`` takes no time.
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import sys
@@ -65,7 +66,11 @@ def _fail(arguments: argparse.Namespace, error: BaseException, code: int, messag
 def _environment(error: BaseException) -> str:
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror or error}; free space or permission, then run it again"
+        full = error.errno in {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
+        denied = error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}
+        remedy = "free some space" if full else "look at that place"
+        remedy = "change its permissions or name another place" if denied else remedy
+        return f"{where}{error.strerror or error}; {remedy}, then run it again"
     return "memory ran out; convert with --jobs 1, or on a larger machine"
 
 
