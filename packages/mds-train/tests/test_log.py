@@ -63,3 +63,16 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
         raise ValueError("stop")
 
     assert (list(logging.getLogger().handlers), logging.getLogger().level) == before
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+def test_a_full_disk_loses_lines_but_prints_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/rank-0.log").symlink_to("/dev/full")
+
+    with logging_to(tmp_path, rank=0, console=None):
+        logging.getLogger("mds_train").info("A line.")
+
+    assert capsys.readouterr() == ("", "")

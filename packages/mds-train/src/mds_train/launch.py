@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Environment",
+    "assume_local_rank",
     "available_cores",
     "distributed",
     "extensions_folder",
@@ -226,6 +227,15 @@ def _connected(
             _disconnect(environment)
         raise
     _disconnect(environment)
+
+
+def assume_local_rank(rank: int) -> None:
+    """Say which rank of its machine this is, where nobody has: DeepSpeed does not start without.
+
+    Args:
+        rank: the rank in the whole job; the same on one machine.
+    """
+    os.environ.setdefault("LOCAL_RANK", str(rank))
 
 
 def _disconnect(environment: Environment) -> None:

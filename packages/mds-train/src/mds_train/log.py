@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,6 +76,18 @@ class ConsoleHandler(logging.Handler):
         self._console.print(Text(message, style=style), soft_wrap=True)
 
 
+class _FileHandler(logging.FileHandler):
+    """Loses lines silently when the disk is full: the run itself reports that, once."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the library's name)
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
+
+
 class _RankFilter(logging.Filter):
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -127,7 +140,7 @@ def logging_to(
 def _file_handler(run_dir: Path, *, rank: int, json_lines: bool) -> logging.Handler:
     folder = run_dir / "logs"
     folder.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(folder / f"rank-{rank}.log", encoding="utf-8")
+    handler = _FileHandler(folder / f"rank-{rank}.log", encoding="utf-8")
     handler.setFormatter(JsonFormatter() if json_lines else logging.Formatter(_TEXT_FORMAT))
     handler.addFilter(_RankFilter(rank))
     return handler

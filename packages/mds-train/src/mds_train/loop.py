@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch.distributed as dist
@@ -24,7 +24,7 @@ from mds_train.events import (
     Watcher,
 )
 from mds_train.interruption import Interruption
-from mds_train.launch import distributed, read_environment
+from mds_train.launch import assume_local_rank, distributed, read_environment
 from mds_train.resume import Origin, start_state
 from mds_train.save import save_checkpoint
 from mds_train.step import StepOutcome, train_step
@@ -82,16 +82,14 @@ def train(
 
 
 def _connect(config: TrainConfig) -> None:
-    """Start torch.distributed unless the caller has; either way say who this rank is."""
-    environment = read_environment()
-    if dist.is_initialized() and environment.launcher == "none":
-        # Started by hand. DeepSpeed asks for a local rank; on one machine it is the rank.
-        rank, size = dist.get_rank(), dist.get_world_size()
-        environment = replace(environment, rank=rank, local_rank=rank, world_size=size)
+    """Start torch.distributed where the caller has not: one process, or what a launcher says."""
+    if dist.is_initialized():
+        assume_local_rank(dist.get_rank())
+        return
     connection = contextlib.ExitStack()
     timeout = config.parallel.timeout_seconds
     connection.enter_context(
-        distributed(environment, device=config.train.device, timeout_seconds=timeout)
+        distributed(read_environment(), device=config.train.device, timeout_seconds=timeout)
     )
     # DeepSpeed holds on to the default group, so it stays for later runs of this process.
     atexit.register(_disconnect, connection)

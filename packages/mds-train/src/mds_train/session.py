@@ -186,7 +186,9 @@ def _logged(job: _Job, *, device: torch.device) -> TrainResult:
             _write_config(run_dir / CONFIG_FILE, job.settings)
         try:
             return _watched(job, device=device)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+                error.filename = str(run_dir)  # A failed write() does not say where.
             logger.error("The run failed.", exc_info=True, extra=FILE_ONLY)  # noqa: G201
             raise
 
@@ -215,5 +217,8 @@ def _write_config(path: Path, settings: Settings) -> None:
     """Keep the resolved configuration; where this run was to pause is no part of it."""
     kept = {key: item for key, item in settings.items() if key != "train.exit_step"}
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(document_with_origins(kept), encoding="utf-8")
-    partial.replace(path)
+    try:
+        partial.write_text(document_with_origins(kept), encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -56,8 +56,9 @@ class ParallelConfig:
         model_ranks = self.tp_size * self.pp_size * self.ulysses_size
         if world_size % model_ranks:
             raise ValueError(
-                f"{world_size} ranks cannot be divided by tp_size {self.tp_size} * pp_size "
-                f"{self.pp_size} * ulysses_size {self.ulysses_size} = {model_ranks}; "
-                f"start a multiple of {model_ranks} ranks or make the sizes smaller."
+                f"{world_size} rank{'s' * (world_size != 1)} cannot be divided by tp_size "
+                f"{self.tp_size} * pp_size {self.pp_size} * ulysses_size {self.ulysses_size} = "
+                f"{model_ranks}; start a multiple of {model_ranks} ranks (`torchrun "
+                f"--nproc-per-node {model_ranks} -m mds_train ...`) or make the sizes smaller."
             )
         return world_size // model_ranks
