@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from mds_ckpt.qkv import Layout
@@ -22,3 +23,5 @@ class ReadOptions:
     qkv_layout: Layout | None = None
     """Row order of fused query, key and value weights; None detects it."""
     replicated: Replicated = "assert"
+    model: Mapping[str, int | float | str] = field(default_factory=dict)
+    """Facts of the model that its files don't hold, by the configuration's field names."""

@@ -25,6 +25,9 @@ from mds_ckpt.errors import RejectedError
 from mds_ckpt.formats import open_checkpoint
 from mds_ckpt.scan import scan_path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from torch_dist_samples import Object, Sample, tensor_entry
+
 DANGEROUS = {
     "pickle.find_class", "os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "exec",
     "compile", "marshal.loads", "code.__new__", "os.fork", "ctypes.dlopen", "socket.connect",
@@ -56,6 +59,30 @@ def layouts(file: Path, folder: Path) -> dict[str, Path]:
         (folder / f"{file.name}.{door}" / "latest").write_text("global_step1")
         made[door] = folder / f"{file.name}.{door}"
     return made
+
+
+def distributed(file: Path, folder: Path) -> dict[str, Path]:
+    """The attack as ``.metadata`` of a distributed checkpoint, as its object, and as its tensor."""
+    made = {}
+    entries = {"dcp_metadata": None, "dcp_object": Object("BytesStorageMetadata")}
+    entries["dcp_tensor"] = tensor_entry((4,), [((0,), (4,))])
+    for door, entry in entries.items():
+        made[door] = folder / f"{file.name}.{door}"
+        sample = Sample(made[door])
+        name = "common_state/shard_0_1" if door == "dcp_object" else "w"
+        target = made[door] / (".metadata" if entry is None else "__0_0.distcp")
+        target.symlink_to(file) if not file.is_file() else target.hardlink_to(file)
+        if entry is not None:
+            length = file.stat().st_size if file.is_file() else 64
+            sample.described[name] = entry
+            sample.place(name, (0,) if door == "dcp_tensor" else None, 0, length)
+            (made[door] / ".metadata").write_bytes(sample.metadata())
+    return made
+
+
+def read_first(path: Path) -> None:
+    """Open a checkpoint and read a tensor of it."""
+    next(iter(open_checkpoint(path).tensors.values())).numpy()
 
 
 def try_door(name: str, door: str, action: object, path: Path) -> dict[str, object]:
@@ -102,6 +129,9 @@ def main() -> None:
             places = {} if file.name.startswith("B18") else layouts(file, folder / "folders")
             for door, path in places.items():
                 doors.append((door, open_checkpoint, path))
+            for door, path in distributed(file, folder / "distributed").items():
+                action = read_first if door == "dcp_tensor" else open_checkpoint
+                doors.append((door, action, path))
             for door, action, path in doors:
                 stream.write(json.dumps(try_door(file.name, door, action, path)) + "\n")
                 stream.flush()

@@ -18,7 +18,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mds_ckpt.checkpoint import Checkpoint
@@ -85,6 +85,8 @@ class Format:
     """How to write a checkpoint in this format; None if that is not possible."""
     check: Callable[[Checkpoint, bool], Iterator[Problem]] = read_every_tensor
     """What is wrong with an opened checkpoint; reads data only if the second argument is true."""
+    answers: tuple[str, ...] = ()
+    """Facts of the model that its files may lack, and that ``--from NAME:FACT=VALUE`` states."""
 
 
 def all_formats() -> Mapping[str, Format]:
@@ -108,7 +110,8 @@ def open_checkpoint(
     Args:
         path: A checkpoint's folder or file, or a folder of checkpoints (the newest good one is
             taken).
-        format: Name of the format where it is ambiguous; by default it is detected.
+        format: Name of the format where it is ambiguous; by default it is detected. Facts of the
+            model that its files don't hold may follow: ``"torch_dist:num_attention_heads=4"``.
         options: What the format leaves open, such as the row order of a fused projection.
 
     Returns:
@@ -121,9 +124,13 @@ def open_checkpoint(
     path = Path(path)
     formats = all_formats()
     if format is not None:
-        if format not in formats:
-            raise UsageError(f"no format is called '{format}'; known are {', '.join(formats)}")
-        return formats[format].open(path, options)
+        name, _, words = format.partition(":")
+        if name not in formats:
+            raise UsageError(f"no format is called '{name}'; known are {', '.join(formats)}")
+        if words:
+            facts = _facts(words, formats[name])
+            options = replace(options or ReadOptions(), model=facts)
+        return formats[name].open(path, options)
     if not path.exists():
         raise RejectedError(path, "there is no such file or folder", remedy="check the path")
     matching = [candidate for candidate in formats.values() if candidate.detect(path)]
@@ -137,3 +144,26 @@ def open_checkpoint(
         f"no reader recognises it; known formats are {', '.join(formats)}",
         remedy="name the folder that holds the checkpoint's files, or say the format with --from",
     )
+
+
+def _facts(words: str, format: Format) -> dict[str, int | float | str]:
+    """What ``FACT=VALUE,...`` behind a format's name says; UsageError if it makes no sense."""
+    facts: dict[str, int | float | str] = {}
+    for word in words.split(","):
+        fact, is_given, value = word.partition("=")
+        if fact not in format.answers or not is_given or fact in facts:
+            known = (
+                f"it takes {', '.join(format.answers)}" if format.answers else "it takes no facts"
+            )
+            raise UsageError(f"--from {format.name} can't be told '{word}'; {known}")
+        facts[fact] = _number_or_word(value)
+    return facts
+
+
+def _number_or_word(value: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value

@@ -1,0 +1,122 @@
+"""The model of a Megatron-core checkpoint: from stored arguments, its tensors, and the user.
+
+Without stored arguments, tensors give sizes but not the number of heads or the activation. Those
+are asked for, when somebody needs them, with the words that answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mds_ckpt.checkpoint import LazyTensor
+from mds_ckpt.errors import RejectedError
+from mds_ckpt.legacy_args import model_config
+
+__all__ = ["describe"]
+
+_FIRST = "decoder.layers.0."
+_POSITIONS = "embedding.position_embeddings.weight"
+
+
+def describe(
+    weights: Mapping[str, LazyTensor],
+    *,
+    args: Mapping[str, Any],
+    said: Mapping[str, Any],
+    path: Path,
+    is_needed: bool,
+) -> tuple[dict[str, Any], list[str]]:
+    """The configuration of a GPT, and sentences about what was assumed or is unknown.
+
+    Args:
+        weights: The weights by canonical name.
+        args: Stored arguments of the training script; may be empty.
+        said: What the user says, by the configuration's field names.
+        path: The checkpoint, for messages.
+        is_needed: Whether a model is to be built from it, so that a gap is an error.
+
+    Raises:
+        RejectedError: What was said does not fit the tensors, or something is missing.
+    """
+    words = weights["embedding.word_embeddings.weight"].shape
+    facts = model_config(args, vocab_size=words[0]) if args else {}
+    facts |= _measured(weights, path) | dict(said)
+    notes = []
+    if "norm_epsilon" not in facts:
+        facts["norm_epsilon"] = 1e-5
+        notes.append("norm_epsilon is not stored; 1e-5, Megatron's default, is taken")
+    heads = facts.get("num_attention_heads")
+    if heads is not None:
+        facts |= _heads(weights, heads, words[1], path)
+    needed = ["num_attention_heads", "activation", "position_embedding", "max_position_embeddings"]
+    if facts.get("position_embedding") == "rope":
+        needed.append("rope_theta")
+    missing = [name for name in needed if facts.get(name) is None]
+    if missing:
+        reason = f"neither its tensors nor stored arguments say {', '.join(missing)}"
+        listed = ",".join(f"{name}=VALUE" for name in missing)
+        remedy = f"say it with --from torch_dist:{listed}"
+        if is_needed:
+            raise RejectedError(path, reason, remedy=remedy)
+        notes.append(f"{reason}; {remedy}")
+    return facts, notes
+
+
+def _matrix(weights: Mapping[str, LazyTensor], name: str, path: Path) -> tuple[int, int] | None:
+    """Rows and columns of a weight; None if there is none of this name."""
+    if name not in weights:
+        return None
+    shape = weights[name].shape
+    if len(shape) != 2:
+        remedy = "copy the checkpoint again from its source"
+        raise RejectedError(path, f"its shape is {list(shape)}", remedy=remedy, tensor=name)
+    return shape[0], shape[1]
+
+
+def _measured(weights: Mapping[str, LazyTensor], path: Path) -> dict[str, Any]:
+    """What the tensors say."""
+    words = weights["embedding.word_embeddings.weight"].shape
+    layers = {name.split(".")[2] for name in weights if name.startswith("decoder.layers.")}
+    is_tied = "output_layer.weight" not in weights
+    has_bias = f"{_FIRST}mlp.linear_fc1.bias" in weights
+    facts: dict[str, Any] = {
+        "num_layers": len(layers),
+        "hidden_size": words[1],
+        "vocab_size": words[0],
+        "tie_embeddings": is_tied,
+        "add_bias": has_bias,
+        "normalization": "layernorm" if f"{_FIRST}input_layernorm.bias" in weights else "rmsnorm",
+    }
+    if (f"{_FIRST}self_attention.linear_qkv.bias" in weights) != has_bias:
+        facts["add_qkv_bias"] = not has_bias
+    if f"{_FIRST}self_attention.q_layernorm.weight" in weights:
+        facts["qk_norm"] = True
+    if (out := _matrix(weights, f"{_FIRST}mlp.linear_fc2.weight", path)) is not None:
+        facts["ffn_hidden_size"] = out[1]
+    if (table := _matrix(weights, _POSITIONS, path)) is not None:
+        facts |= {"position_embedding": "learned", "max_position_embeddings": table[0]}
+    return facts
+
+
+def _heads(
+    weights: Mapping[str, LazyTensor], heads: Any, hidden: int, path: Path
+) -> dict[str, Any]:
+    """Key/value heads and head size, as the attention's tensors have them."""
+    rows = _matrix(weights, f"{_FIRST}self_attention.linear_qkv.weight", path)
+    inner = _matrix(weights, f"{_FIRST}self_attention.linear_proj.weight", path)
+    if rows is None or inner is None:
+        return {}
+    channels, left = divmod(inner[1], heads) if type(heads) is int and heads > 0 else (0, 1)
+    groups, odd = divmod(rows[0] - inner[1], 2 * channels) if channels else (0, 1)
+    if left or odd or groups < 1 or heads % groups:
+        raise RejectedError(
+            path,
+            f"{heads} attention heads do not fit query, key and value of {rows[0]} rows",
+            remedy="say the right number with --from torch_dist:num_attention_heads=N",
+        )
+    facts: dict[str, Any] = {"num_key_value_heads": groups} if groups != heads else {}
+    if channels * heads != hidden:
+        facts["head_dim"] = channels
+    return facts
