@@ -15,6 +15,7 @@ import test_hf_export as export
 
 from mds_ckpt import families
 from mds_ckpt.families import rule
+from mds_ckpt.manifest import ModelRecord
 
 PAGE = Path(__file__).parents[2] / "docs/howto/add-a-family.md"
 
@@ -43,7 +44,7 @@ def test_the_family_of_the_page_goes_to_transformers_and_back(tmp_path: Path) ->
 
 def test_the_family_of_the_page_names_what_it_lacks(model: dict[str, Any]) -> None:
     config = model | {"add_bias": False}
-    record = families.ModelRecord(
+    record = ModelRecord(
         family="gpt", config=config, vocab_size=model["vocab_size"], tied_embeddings=True
     )
     with pytest.raises(ValueError, match="starcoder2 needs biases"):
