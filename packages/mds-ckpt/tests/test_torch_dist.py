@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attacks import corpus
 from golden import fixture
 from torch_dist_samples import Object, Sample, Size, gpt
 
@@ -160,6 +161,36 @@ def test_a_plain_distributed_checkpoint_keeps_its_names(tmp_path: Path) -> None:
     assert checkpoint.model.family == "unknown"
     assert set(checkpoint.tensors) == set(made.described)
     assert any("keep their stored names" in note for note in checkpoint.notes)
+
+
+def test_a_parameter_that_is_stored_twice_is_refused(tmp_path: Path) -> None:
+    made = sample(tmp_path / "c", **{"model.output_layer.weight": np.zeros((20, 8), "f4")})
+
+    with pytest.raises(RejectedError, match=r"output_layer\.weight.*stored twice"):
+        open_checkpoint(made.write())
+
+
+def test_a_file_outside_the_folder_is_refused(golden: Path) -> None:
+    path = golden / "iter_0000010" / ".metadata"
+    path.write_bytes(path.read_bytes().replace(b"__0_0.distcp", b"../_0.distcp"))
+
+    with pytest.raises(RejectedError, match="name is not a plain one"):
+        open_checkpoint(golden)
+
+
+def test_a_hostile_object_is_found_by_verify_and_never_read_otherwise(tmp_path: Path) -> None:
+    made = sample(tmp_path / "c")
+    evil = b"\x80\x02cposix\nsystem\n(X\x05\x00\x00\x00touchtR."
+    made.stored_object("decoder.layers._extra_state/shard_0_3", {"x": 1})
+    index = made.places[-1][1].state
+    made.data[index["offset"] :] = corpus.torch_zip(evil)
+    index["length"] = len(made.data) - index["offset"]
+
+    problems = list(verify(made.write()).problems)
+
+    assert len(problems) == 1
+    assert "would import posix.system" in problems[0].reason
+    assert len(open_checkpoint(tmp_path / "c").tensors) == 21
 
 
 def test_a_missing_file_is_named_with_its_tensor(golden: Path) -> None:

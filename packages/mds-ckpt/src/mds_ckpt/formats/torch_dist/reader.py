@@ -78,6 +78,7 @@ class _Reader:
         self._args = args_of(self._common) or {}
         self._sources = Sources()
         self._notes: list[str] = []
+        self._is_foreign = False
 
     def checkpoint(self) -> Checkpoint:
         states = self._states()
@@ -101,35 +102,39 @@ class _Reader:
         )
 
     def _states(self) -> dict[str, dict[str, LazyTensor]]:
+        """Tensors by state and canonical name; if one is foreign, all by their stored names."""
         sorted_out, dropped = self._sorted()
+        foreign = [key for key, _ in sorted_out.get("weight", ()) if _canonical(key) is None]
+        if foreign:
+            self._is_foreign = True
+            self._notes.append(
+                f"the tensors keep their stored names, because '{foreign[0]}' is not Megatron's"
+            )
+            tensors = self._metadata.tensors.items()
+            return {"weight": {name: self._whole(name, tensor) for name, tensor in tensors}}
         if dropped:
             self._notes.append(
                 f"{len(dropped)} optimizer tensors such as '{dropped[0]}' are flat buckets of "
                 f"their run's layout, and are left out"
             )
-        foreign = [n for n in sorted_out.get("weight", {}) if _canonical(n) is None]
-        if foreign:
-            self._notes.append(
-                f"the tensors keep their stored names, because '{foreign[0]}' is not Megatron's"
-            )
-        states = {}
-        for state, tensors in sorted_out.items():
-            found: dict[str, LazyTensor] = {}
-            for name, stored in tensors.items():
-                for tensor in self._named(name, stored, is_foreign=bool(foreign)):
-                    if tensor.name in found:
-                        raise self._refused("it is stored twice", tensor.name)
-                    found[tensor.name] = tensor
-            states[state] = {name: found[name] for name in sorted(found, key=model_order)}
-        return states
+        return {state: self._by_name(tensors) for state, tensors in sorted_out.items()}
+
+    def _by_name(self, tensors: Sequence[tuple[str, StoredTensor]]) -> dict[str, LazyTensor]:
+        found: dict[str, LazyTensor] = {}
+        for key, stored in tensors:
+            for tensor in self._named(key, stored):
+                if tensor.name in found:
+                    raise self._refused("it is stored twice", tensor.name)
+                found[tensor.name] = tensor
+        return {name: found[name] for name in sorted(found, key=model_order)}
 
     def _refused(self, reason: str, name: str) -> RejectedError:
         remedy = "copy the checkpoint again from its source"
         return RejectedError(self._folder, reason, remedy=remedy, tensor=name)
 
-    def _sorted(self) -> tuple[dict[str, dict[str, StoredTensor]], list[str]]:
-        """Stored tensors by state and the model's own key, and the names of flat buckets."""
-        found: dict[str, dict[str, StoredTensor]] = {}
+    def _sorted(self) -> tuple[dict[str, list[tuple[str, StoredTensor]]], list[str]]:
+        """Stored tensors by state, with the model's own keys, and the names of flat buckets."""
+        found: dict[str, list[tuple[str, StoredTensor]]] = {}
         dropped = []
         for name, tensor in self._metadata.tensors.items():
             state, key = "weight", name
@@ -138,12 +143,10 @@ class _Reader:
             elif name.startswith(("optimizer.", "chained_")):
                 dropped.append(name)
                 continue
-            found.setdefault(state, {})[key.removeprefix("model.")] = tensor
+            found.setdefault(state, []).append((key.removeprefix("model."), tensor))
         return found, dropped
 
-    def _named(self, name: str, stored: StoredTensor, *, is_foreign: bool) -> list[LazyTensor]:
-        if is_foreign:
-            return [self._whole(name, stored)]
+    def _named(self, name: str, stored: StoredTensor) -> list[LazyTensor]:
         canonical = _canonical(name)
         if canonical is None:
             raise self._refused("its optimizer state belongs to no parameter", name)
@@ -188,8 +191,7 @@ class _Reader:
 
     def _model(self, weights: Mapping[str, LazyTensor]) -> ModelRecord:
         words = weights.get("embedding.word_embeddings.weight")
-        is_foreign = any(note.startswith("the tensors keep") for note in self._notes)
-        is_gpt = words is not None and len(words.shape) == 2 and not is_foreign
+        is_gpt = words is not None and len(words.shape) == 2 and not self._is_foreign
         is_gpt = is_gpt and any(name.startswith("decoder.layers.0.") for name in weights)
         config: Mapping[str, Any] = {}
         if is_gpt:
@@ -209,7 +211,7 @@ class _Reader:
                 f"to leave padding rows out"
             )
         family = "gpt" if is_gpt else "unknown"
-        if not is_foreign and any(name.startswith("encoder.layers.0.") for name in weights):
+        if not self._is_foreign and any(name.startswith("encoder.layers.0.") for name in weights):
             family = "t5" if is_gpt else "bert"
         return ModelRecord(
             family=family,

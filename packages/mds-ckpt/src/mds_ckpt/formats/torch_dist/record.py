@@ -122,17 +122,32 @@ class RecordSource:
         """Elements ``[start, stop)`` as a 1-D array."""
         import numpy as np
 
+        first, last = self.offset + start, self.offset + stop
+        if first == last:
+            return np.empty(0, numpy_dtype(self.dtype))
+        with self.file.open() as file:
+            window = _Window(file, self.place, self.name)
+            member, tensor = self._storage(window)
+            if _is_contiguous(tensor):
+                return self._span(window, member, tensor.offset + first, tensor.offset + last)
+            steps = zip(tensor.shape, tensor.stride, strict=True)
+            end = tensor.offset + sum((extent - 1) * step for extent, step in steps) + 1
+            span = self._span(window, member, tensor.offset, end)
         width = item_size(self.dtype)
-        data = bytearray((stop - start) * width)
-        if data:
-            with self.file.open() as file:
-                window = _Window(file, self.place, self.name)
-                member, first = self._storage(window)
-                at = locate(window, member) + (first + self.offset + start) * width
-                window.read_into(memoryview(data), at)
-                is_all = len(data) == member.size
-            if is_all and member.crc32 and zlib.crc32(data) != member.crc32:
-                raise window.refused("its bytes differ from their checksum")
+        view = np.lib.stride_tricks.as_strided(
+            span, tensor.shape, tuple(step * width for step in tensor.stride), writeable=False
+        )
+        return view.reshape(-1)[first:last].copy()
+
+    def _span(self, window: _Window, member: Member, first: int, last: int) -> Array:
+        """Elements ``[first, last)`` of the storage; checked where they are all of it."""
+        import numpy as np
+
+        width = item_size(self.dtype)
+        data = bytearray((last - first) * width)
+        window.read_into(memoryview(data), locate(window, member) + first * width)
+        if len(data) == member.size and member.crc32 and zlib.crc32(data) != member.crc32:
+            raise window.refused("its bytes differ from their checksum")
         return np.frombuffer(data, dtype=numpy_dtype(self.dtype))
 
     def check(self) -> None:
@@ -148,8 +163,8 @@ class RecordSource:
         if member.crc32 and crc != member.crc32:
             raise window.refused("its bytes differ from their checksum")
 
-    def _storage(self, window: _Window) -> tuple[Member, int]:
-        """The member with the tensor's bytes, and the number of its first element there."""
+    def _storage(self, window: _Window) -> tuple[Member, TensorRef]:
+        """The member with the tensor's bytes, and how the tensor lies there."""
         root, members = _members(window)
         tensor = _unpickled(window, members[f"{root}/data.pkl"], _TENSOR_LIMITS).value
         if not isinstance(tensor, TensorRef):
@@ -159,10 +174,7 @@ class RecordSource:
                 f"its record is {tensor.dtype} {list(tensor.shape)} where .metadata says "
                 f"{self.dtype} {list(self.shape)}"
             )
-        member = _storage_member(window, members, root, tensor.storage)
-        if not _is_contiguous(tensor):
-            raise window.refused("its record is strided", "save it with contiguous tensors")
-        return member, tensor.offset
+        return _storage_member(window, members, root, tensor.storage), tensor
 
 
 def _is_contiguous(tensor: TensorRef) -> bool:
