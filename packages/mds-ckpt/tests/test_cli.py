@@ -94,6 +94,13 @@ def test_wrong_usage_ends_with_2(folder: Path, tmp_path: Path, capsys: Any) -> N
     assert run(capsys, "convert", folder, folder / "x", "--to", "hf")[0] == 2
 
 
+def test_a_pattern_that_no_name_matches_is_said(folder: Path, capsys: Any) -> None:
+    code, out, _ = run(capsys, "inspect", folder, "--tensor", "*nothing*")
+
+    assert code == 0
+    assert out.splitlines()[-1] == "no tensor has a name like '*nothing*'"
+
+
 @pytest.mark.parametrize(
     ("number", "message"),
     [

@@ -209,9 +209,10 @@ def test_padding_rows_are_cut_to_the_true_vocabulary(tmp_path: Path) -> None:
     source = samples.save(tmp_path / "ckpt", model, weights)
 
     convert(source, tmp_path / "hf", to="hf")
-    convert(source, tmp_path / "small", to="hf", vocab_size=11)
+    small = convert(source, tmp_path / "small", to="hf", vocab_size=11)
     convert(source, tmp_path / "mds", to="mds", vocab_size=37)
 
+    assert any("26 of 37 rows of the vocabulary are left out" in note for note in small.notes)
     rows = weights["embedding.word_embeddings.weight"]
     name = "transformer.wte.weight"
     assert np.array_equal(load_file(tmp_path / "hf/model.safetensors")[name], rows[:37])

@@ -146,6 +146,8 @@ def _inspect(arguments: argparse.Namespace) -> int:
     # Wide enough when piped that no line breaks.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 240)
     console.print(draw(found))
+    if arguments.tensor and not found["tensors"]:
+        _say(f"no tensor has a name like '{printable(arguments.tensor)}'")
     if arguments.stats:
         console.print(statistics_table(found["tensors"]))
     return 0

@@ -131,9 +131,17 @@ def convert(
         dropped=Counter(f"{state}: {reason}" for (state, _), reason in plan.dropped.items()),
         nbytes=plan.nbytes,
         losses=losses,
-        notes=[*checkpoint.notes, *plan.notes],
+        notes=[*checkpoint.notes, *_words_left_out(checkpoint, vocab_size), *plan.notes],
         dry_run=dry_run,
     )
+
+
+def _words_left_out(checkpoint: Checkpoint, vocab_size: int | None) -> Sequence[str]:
+    known = checkpoint.model.vocab_size
+    if vocab_size is None or vocab_size >= known:
+        return ()
+    what = f"{known - vocab_size} of {known} rows of the vocabulary"
+    return [f"{what} are left out, as --vocab-size says; words among them are lost"]
 
 
 def _checked_dtype(dtype: str | None) -> str | None:
