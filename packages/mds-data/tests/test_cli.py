@@ -149,7 +149,7 @@ def test_a_full_disk_is_exit_code_4_and_nothing_left(
 
     assert preprocess("--output", "store") == 4
 
-    assert message in capsys.readouterr().err
+    assert f"store: {message}" in capsys.readouterr().err
     assert names(folder) == before
 
 

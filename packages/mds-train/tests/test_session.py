@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from mds_train.config.loading import build
 from mds_train.errors import InputError
@@ -10,6 +12,7 @@ from mds_train.launch import Environment
 from mds_train.session import (
     check_new_run,
     check_store,
+    perform,
     settings_of_new_run,
     settings_of_resumed_run,
 )
@@ -105,3 +108,21 @@ def test_a_missing_store_is_named_before_anything_starts(file: Path, tmp_path: P
     (tmp_path / "store.idx").touch()  # a Megatron pair is named by its prefix
 
     check_store(config)
+
+
+def test_a_full_disk_leaves_no_half_written_configuration_and_is_located(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of_new_run(file, [], environment=Environment(), prog="mds-train")
+    write_text = Path.write_text
+
+    def full(path: Path, data: str, **options: str) -> None:
+        write_text(path, data[:10], **options)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        perform(settings, environment=Environment(), console=Console(), resume=False)
+
+    assert caught.value.filename == str(tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["logs"]

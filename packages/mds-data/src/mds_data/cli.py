@@ -48,6 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, MemoryError, ImportError, KeyboardInterrupt) as error:
         if arguments.debug:
             raise
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            # A failed write() does not say where; only the output is written.
+            error.filename = getattr(arguments, "output", None)
         sys.stderr.write(f"mds-data {arguments.command}: {sentence(error)}\n")
         return exit_code(error)
     return code

@@ -182,9 +182,9 @@ def _logged(job: _Job, *, device: torch.device) -> TrainResult:
     run_dir, rank = Path(job.config.train.run_dir), job.environment.rank
     run_dir.mkdir(parents=True, exist_ok=True)
     with logging_to(run_dir, rank=rank, console=None, json_lines=job.config.watch.json_logs):
-        if rank == 0 and not job.resume:
-            _write_config(run_dir / CONFIG_FILE, job.settings)
         try:
+            if rank == 0 and not job.resume:
+                _write_config(run_dir / CONFIG_FILE, job.settings)
             return _watched(job, device=device)
         except BaseException as error:
             if isinstance(error, OSError) and error.errno is not None and error.filename is None:

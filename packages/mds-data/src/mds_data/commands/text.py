@@ -91,9 +91,5 @@ def new_file(path: Path, *, overwrite: bool) -> Iterator[BinaryIO]:
             output.flush()
             os.fsync(output.fileno())
         partial.replace(path)
-    except OSError as error:
-        if error.filename is None:  # A failed write() does not say where.
-            error.filename = str(path)
-        raise
     finally:
         partial.unlink(missing_ok=True)
