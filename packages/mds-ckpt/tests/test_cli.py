@@ -267,3 +267,16 @@ def test_a_reader_that_goes_away_is_no_error(folder: Path) -> None:
     )
 
     assert done.stderr == ""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pipe that its reader closes")
+def test_a_reader_that_has_gone_before_the_tree_is_no_error(folder: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        command = [sys.executable, "-m", "mds_ckpt", "inspect", str(folder)]
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    finally:
+        os.close(writing)
+
+    assert (done.returncode, done.stderr) == (0, b"")

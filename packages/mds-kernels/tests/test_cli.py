@@ -1,5 +1,6 @@
 import json
 import os
+import subprocess
 import sys
 from dataclasses import replace
 
@@ -124,3 +125,16 @@ def test_wrong_usage_exits_with_two(arguments):
         main(arguments)
 
     assert caught.value.code == 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pipe that its reader closes")
+def test_a_reader_that_has_gone_is_no_error():
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        command = [sys.executable, "-m", "mds_kernels", "doctor"]
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    finally:
+        os.close(writing)
+
+    assert (done.returncode, done.stderr) == (0, b"")

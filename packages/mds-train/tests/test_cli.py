@@ -6,6 +6,7 @@ import contextlib
 import errno
 import io
 import json
+import os
 import random
 import subprocess
 import sys
@@ -288,3 +289,16 @@ def test_the_whole_parser_lists_commands_and_settings() -> None:
     assert all(command in text for command in ("run", "resume", "generate", "doctor"))
     options = parser.parse_args(["run", "x.toml", "--parallel.tp-size", "2"])
     assert vars(options)["parallel.tp_size"] == "2"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pipe that its reader closes")
+def test_a_reader_that_has_gone_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        command = [sys.executable, "-m", "mds_train", "doctor"]
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    finally:
+        os.close(writing)
+
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -143,8 +143,12 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
     from mds_ckpt.inspection_tree import draw, statistics_table
 
+    class PipedConsole(Console):
+        def on_broken_pipe(self) -> None:  # rich's own ends with 1, which means a difference here
+            raise BrokenPipeError
+
     # Wide enough when piped that no line breaks.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 240)
+    console = PipedConsole(highlight=False, width=None if sys.stdout.isatty() else 240)
     console.print(draw(found))
     if arguments.tensor and not found["tensors"]:
         _say(f"no tensor has a name like '{printable(arguments.tensor)}'")

@@ -29,6 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     try:
         code: int = arguments.run(arguments)
+    except BrokenPipeError:  # Whoever read our output has gone; that is no error.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (BackendError, OSError) as error:
         if arguments.debug:
             raise

@@ -6,6 +6,7 @@ import argparse
 import importlib.metadata
 import json
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -305,7 +306,14 @@ def _no_more(rest: list[str]) -> None:
 def _console(rank: int, *, stderr: bool = False) -> Console:
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, quiet=rank != 0)
+    class PatientConsole(Console):
+        """A run goes on when whoever read its output has gone; its logs have it all."""
+
+        def on_broken_pipe(self) -> None:
+            self.quiet = True
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+
+    return PatientConsole(stderr=stderr, highlight=False, quiet=rank != 0)
 
 
 def _report(error: BaseException, *, rank: int, debug: bool) -> int:
