@@ -78,6 +78,14 @@ def test_heads_and_activation_are_asked_for_and_never_guessed(golden: Path, tmp_
     assert (config["n_head"], config["activation_function"]) == (4, "gelu")
 
 
+@pytest.mark.parametrize(
+    "word", ["num_attention_heads=four", "num_attention_heads=0", "activation=5", "rope_theta=nan"]
+)
+def test_an_answer_that_makes_no_sense_is_refused(tmp_path: Path, word: str) -> None:
+    with pytest.raises(UsageError, match=f"{word} makes no sense; give"):
+        open_checkpoint(sample(tmp_path / "c").write(), format=f"torch_dist:{word}")
+
+
 @pytest.mark.parametrize("pieces", [1, 2, 3])
 def test_stacked_layers_are_split_whatever_the_chunks(tmp_path: Path, pieces: int) -> None:
     checkpoint = open_checkpoint(sample(tmp_path / "c", pieces=pieces).write())

@@ -6,16 +6,24 @@ are asked for, when somebody needs them, with the words that answer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from mds_ckpt.checkpoint import LazyTensor
-from mds_ckpt.errors import RejectedError
+from mds_ckpt.errors import RejectedError, UsageError
 from mds_ckpt.legacy_args import model_config
 
 __all__ = ["describe"]
 
+_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "activation": ("gelu", "gelu_tanh", "swiglu", "geglu", "relu", "relu2", "silu"),
+        "position_embedding": ("learned", "rope", "none"),
+    }
+)
 _FIRST = "decoder.layers.0."
 _POSITIONS = "embedding.position_embeddings.weight"
 
@@ -39,10 +47,11 @@ def describe(
 
     Raises:
         RejectedError: What was said does not fit the tensors, or something is missing.
+        UsageError: What was said makes no sense.
     """
     words = weights["embedding.word_embeddings.weight"].shape
     facts = model_config(args, vocab_size=words[0]) if args else {}
-    facts |= _measured(weights, path) | dict(said)
+    facts |= _measured(weights, path) | _checked(said)
     notes = []
     if "norm_epsilon" not in facts:
         facts["norm_epsilon"] = 1e-5
@@ -62,6 +71,21 @@ def describe(
             raise RejectedError(path, reason, remedy=remedy)
         notes.append(f"{reason}; {remedy}")
     return facts, notes
+
+
+def _checked(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What the user says; UsageError for values that make no sense."""
+    for name, value in said.items():
+        if name in _WORDS:
+            is_right = value in _WORDS[name]
+        elif name in ("num_attention_heads", "max_position_embeddings"):
+            is_right = type(value) is int and 1 <= value < 1 << 31
+        else:
+            is_right = type(value) in (int, float) and 0 < value < math.inf
+        if not is_right:
+            due = f"one of {', '.join(_WORDS[name])}" if name in _WORDS else "a number above 0"
+            raise UsageError(f"{name}={value} makes no sense; give {due}")
+    return dict(said)
 
 
 def _matrix(weights: Mapping[str, LazyTensor], name: str, path: Path) -> tuple[int, int] | None:
