@@ -232,7 +232,7 @@ def interop(session: nox.Session) -> None:
     """Real peers from PyPI: other Zarr readers, transformers, DeepSpeed."""
     peers = ["tensorstore", "zarrs", "xarray", *PEERS]
     install_wheels(session, PACKAGES, *ALL_TEST_TOOLS, *peers)
-    for folder in ("formats", "roundtrip", "parity"):
+    for folder in ("formats", "roundtrip", "parity", "interop"):
         run_tests(session, ROOT / "tests" / folder, *session.posargs)
 
 
