@@ -137,4 +137,7 @@ def test_a_reader_that_has_gone_is_no_error():
     finally:
         os.close(writing)
 
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.returncode == 0, done.stderr
+    # torch itself may warn there that numpy is absent.
+    assert b"mds-kernels:" not in done.stderr
+    assert b"Error" not in done.stderr
