@@ -66,12 +66,14 @@ def validate(model: torch.nn.Module, dataset: GPTDataset, *, samples: int, at_on
     return total / samples
 
 
-def train(model: torch.nn.Module, *, config: dict[str, Any]) -> list[float]:
-    """Train as the run's configuration says and return the loss of each step."""
+def train(model: torch.nn.Module, *, config: dict[str, Any]) -> dict[int, float]:
+    """Train as the run's configuration says; return the validation loss after some of the steps."""
     batch, steps = config["train"]["global_batch_size"], config["train"]["train_steps"]
     dataset = samples_of(config, split="train", num_samples=batch * steps)
     optimizer = make_optimizer(model, config=config)
-    losses = []
+    held_out, samples = samples_of(config, split="valid"), config["watch"]["eval_samples"]
+    at_once = config["train"]["micro_batch_size"]
+    found = {}
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, config=config)
@@ -80,11 +82,12 @@ def train(model: torch.nn.Module, *, config: dict[str, Any]) -> list[float]:
         torch.nn.utils.clip_grad_norm_(model.parameters(), config["train"]["gradient_clipping"])
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(loss.item())
-        if (step + 1) % 20 == 0:
-            sys.stdout.write(f"plain torch, step {step + 1}/{steps} | loss {losses[-1]:.4f}\n")
+        if (step + 1) % config["watch"]["eval_interval"] == 0 or step + 1 == steps:
+            found[step + 1] = validate(model, held_out, samples=samples, at_once=at_once)
+            shown = f"loss {loss.item():.4f} | validation loss {found[step + 1]:.4f}"
+            sys.stdout.write(f"plain torch, step {step + 1}/{steps} | {shown}\n")
             sys.stdout.flush()
-    return losses
+    return found
 
 
 def samples_of(config: dict[str, Any], *, split: str, num_samples: int | None = None) -> GPTDataset:
@@ -104,13 +107,9 @@ def main() -> None:
     config = tomllib.loads((options.run / "config.toml").read_text())
     model = AutoModelForCausalLM.from_pretrained(options.model, attn_implementation="sdpa").train()
     started = time.monotonic()
-    losses = train(model, config=config)
+    validation = train(model, config=config)
     seconds = time.monotonic() - started
-    held_out, samples = samples_of(config, split="valid"), config["watch"]["eval_samples"]
-    loss = validate(model, held_out, samples=samples, at_once=config["train"]["micro_batch_size"])
-    options.output.write_text(
-        json.dumps({"losses": losses, "validation": loss, "seconds": seconds})
-    )
+    options.output.write_text(json.dumps({"validation": validation, "seconds": seconds}))
 
 
 if __name__ == "__main__":

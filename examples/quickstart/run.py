@@ -23,7 +23,11 @@ from pathlib import Path
 HERE = Path(__file__).parent
 STEPS = 240
 HALF = STEPS // 2
-LOSS_TOLERANCE = 2e-3
+EARLY = 40
+# Rounding differs between two correct programs. AdamW at this learning rate magnifies the
+# difference from 1e-6 at the first step to 1e-4 at step 40 and about 5e-3 in the end.
+EARLY_TOLERANCE = 2e-3
+FINAL_TOLERANCE = 2e-2
 LEARNED = 0.5  # nats under the unigram entropy
 
 
@@ -110,13 +114,15 @@ def train(work: Quickstart) -> None:
     two = ("-m", "torch.distributed.run", "--nproc-per-node", 2, "--standalone", "-m", "mds_train")
     second = (*two, "resume", run, "--parallel.tp-size", 2, "--train.exit-step", STEPS)
     work.unless(checkpoints / f"step-{STEPS}", lambda: work.call(*second))
-    work.found["validation loss"] = last_validation_loss(run)
+    losses = validation_losses(run)
+    work.found[f"validation loss, step {EARLY}"] = losses[EARLY]
+    work.found["validation loss, end"] = losses[STEPS]
 
 
-def last_validation_loss(run: Path) -> float:
-    """Return the newest validation loss in the run's metrics."""
+def validation_losses(run: Path) -> dict[int, float]:
+    """Return the validation loss after each step that has one, from the run's metrics."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return float([line for line in lines if line["kind"] == "validation"][-1]["loss"])
+    return {line["step"]: line["loss"] for line in lines if line["kind"] == "validation"}
 
 
 def compare_with_plain_torch(work: Quickstart) -> None:
@@ -128,7 +134,9 @@ def compare_with_plain_torch(work: Quickstart) -> None:
     work.unless(initial, lambda: work.call("-m", "mds_ckpt", *export))
     peer = (HERE / "plain_torch.py", "--model", initial, "--run", run, "--output", result)
     work.unless(result, lambda: work.call(*peer))
-    work.found["validation loss in plain torch"] = json.loads(result.read_text())["validation"]
+    losses = json.loads(result.read_text())["validation"]
+    work.found[f"plain torch, step {EARLY}"] = losses[str(EARLY)]
+    work.found["plain torch, end"] = losses[str(STEPS)]
 
 
 def export(work: Quickstart) -> None:
@@ -163,11 +171,11 @@ def conclude(work: Quickstart) -> None:
         sys.stdout.write(
             f"    {name:<32} {value:.3g}\n" if value < 0.01 else f"    {name:<32} {value:.4f}\n"
         )
-    ours, plain = work.found["validation loss"], work.found["validation loss in plain torch"]
-    if not abs(ours - plain) <= LOSS_TOLERANCE:
-        raise StepFailedError(
-            f"The losses {ours} and {plain} differ by more than {LOSS_TOLERANCE}."
-        )
+    ours = work.found["validation loss, end"]
+    for when, tolerance in ((f"step {EARLY}", EARLY_TOLERANCE), ("end", FINAL_TOLERANCE)):
+        mine, plain = work.found[f"validation loss, {when}"], work.found[f"plain torch, {when}"]
+        if not abs(mine - plain) <= tolerance:
+            raise StepFailedError(f"{when}: {mine} and {plain} differ by more than {tolerance}.")
     if not ours < work.found["unigram entropy"] - LEARNED:
         raise StepFailedError(f"The validation loss {ours} is not well under the unigram entropy.")
     sys.stdout.write(CONCLUSION.format(folder=os.path.relpath(work.folder)))
