@@ -66,6 +66,16 @@ def validate(model: torch.nn.Module, dataset: GPTDataset, *, samples: int, at_on
     return total / samples
 
 
+def clip_gradients(model: torch.nn.Module, *, most: float) -> None:
+    """Clip by the norm of all gradients, summed in float64.
+
+    ``torch.nn.utils.clip_grad_norm_`` sums in float32, which on a CPU gives a norm 1e-3 too small.
+    """
+    gradients = [parameter.grad for parameter in model.parameters()]
+    norms = torch.stack([torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradients])
+    torch.nn.utils.clip_grads_with_norm_(model.parameters(), most, norms.norm())
+
+
 def train(model: torch.nn.Module, *, config: dict[str, Any]) -> dict[int, float]:
     """Train as the run's configuration says; return the validation loss after some of the steps."""
     batch, steps = config["train"]["global_batch_size"], config["train"]["train_steps"]
@@ -79,7 +89,7 @@ def train(model: torch.nn.Module, *, config: dict[str, Any]) -> dict[int, float]
             group["lr"] = learning_rate(step, config=config)
         loss = mean_loss(model, [dataset[step * batch + i] for i in range(batch)])
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), config["train"]["gradient_clipping"])
+        clip_gradients(model, most=config["train"]["gradient_clipping"])
         optimizer.step()
         optimizer.zero_grad()
         if (step + 1) % config["watch"]["eval_interval"] == 0 or step + 1 == steps:

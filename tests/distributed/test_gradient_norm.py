@@ -78,3 +78,40 @@ def test_a_copy_counts_once_and_all_ranks_clip_alike(tmp_path: Path) -> None:
             # AdamW keeps a tenth of the clipped gradient: clipped to a norm of 1, so divided by 13.
             clipped = {"copied": 0.1 * 3.0 / 13.0, "split": 0.1 * slope / 13.0}
             assert moments == pytest.approx(clipped, rel=1e-5), case
+
+
+def norms_of_a_large_weight(configs: list[TrainConfig], gradient: Tensor) -> list[float]:
+    """The norm in each case where the gradient of the one weight is ``gradient``."""
+    from mds_core import ProcessGroups
+    from mds_train.engines.deepspeed import DeepSpeedEngine
+
+    found = []
+    for config in configs:
+        model = nn.Linear(gradient.shape[1], gradient.shape[0], bias=False)
+        engine = DeepSpeedEngine(
+            model, config=config, groups=ProcessGroups.single(), split_names=frozenset()
+        )
+        engine.backward((gradient * engine.forward(torch.eye(gradient.shape[1])).T).sum(), last=True)
+        found.append(engine.step(lr=0.1, weight_decay=0.0).grad_norm)
+        engine.close()
+    return found
+
+
+def test_the_norm_of_millions_of_elements_is_summed_in_float64(tmp_path: Path) -> None:
+    # On a CPU torch's own float32 norm of this gradient is 4e-5 too small.
+    gradient = torch.randn(8, 400_000, generator=torch.Generator().manual_seed(0)).pow(9)
+    gradient = gradient.T.contiguous()
+    configs = [
+        tiny_config(
+            tmp_path / "store",
+            tmp_path / "run",
+            train={"global_batch_size": 2},
+            parallel={"zero_stage": stage},
+        )
+        for stage in (0, 1, 2, 3)
+    ]
+    exact = float(gradient.double().norm())
+
+    (found,) = run_ranks(norms_of_a_large_weight, 1, configs, gradient)
+
+    assert found == pytest.approx([exact] * 4, rel=1e-7)

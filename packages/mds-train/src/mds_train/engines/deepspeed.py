@@ -182,8 +182,13 @@ def _sum_gradients_in_fp32(model: nn.Module) -> None:
 
 
 def _global_norm(gradients: Sequence[Tensor], *, group: ProcessGroup | None) -> float:
-    """2-norm over this rank's gradients and those of the other tensor-parallel ranks."""
-    norms = torch.stack(torch._foreach_norm(list(gradients))).double()
+    """2-norm over this rank's gradients and those of the other tensor-parallel ranks.
+
+    Summed in float64, as DeepSpeed sums: on a CPU torch's float32 norm of some millions of elements
+    is 1e-4 to 1e-3 too small.
+    """
+    wide = torch.float64 if gradients[0].device.type != "mps" else torch.float32
+    norms = torch.stack(torch._foreach_norm(list(gradients), 2, dtype=wide)).double()
     squares = norms.square().sum()
     if group is not None:
         dist.all_reduce(squares, group=group)
