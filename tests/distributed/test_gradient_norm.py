@@ -91,7 +91,9 @@ def norms_of_a_large_weight(configs: list[TrainConfig], gradient: Tensor) -> lis
         engine = DeepSpeedEngine(
             model, config=config, groups=ProcessGroups.single(), split_names=frozenset()
         )
-        engine.backward((gradient * engine.forward(torch.eye(gradient.shape[1])).T).sum(), last=True)
+        engine.backward(
+            (gradient * engine.forward(torch.eye(gradient.shape[1])).T).sum(), last=True
+        )
         found.append(engine.step(lr=0.1, weight_decay=0.0).grad_norm)
         engine.close()
     return found

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mds_ckpt.file_operations import FileOperations
+from mds_ckpt.files.file_operations import FileOperations
 
 
 class Killed(BaseException):

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from mds_ckpt.records import Global, Namespace, Opaque, TorchDtype
-from mds_ckpt.torch_writer import ordered, save_torch_file, size
+from mds_ckpt.pickles.records import Global, Namespace, Opaque, TorchDtype
+from mds_ckpt.pickles.torch_writer import ordered, save_torch_file, size
 
 Array = np.ndarray[Any, Any]
 STATES = ("master", "exp_avg", "exp_avg_sq")

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mds_ckpt.archive import open_torch_file, read_pickle_file
 from mds_ckpt.errors import RejectedError
-from mds_ckpt.records import EnumRecord, Global, Namespace, Opaque, TensorRef, TorchDtype
-from mds_ckpt.torch_writer import ordered, save_torch_file, size
+from mds_ckpt.pickles.archive import open_torch_file, read_pickle_file
+from mds_ckpt.pickles.records import EnumRecord, Global, Namespace, Opaque, TensorRef, TorchDtype
+from mds_ckpt.pickles.torch_writer import ordered, save_torch_file, size
 
 DTYPES = ["<f4", "<f8", "<f2", "<i8", "<i4", "<i2", "i1", "u1", "?", "<c8", ml_dtypes.bfloat16]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mds_ckpt import box
+from mds_ckpt.tensors import box
 
 shapes = st.lists(st.integers(1, 4), min_size=0, max_size=4).map(tuple)
 

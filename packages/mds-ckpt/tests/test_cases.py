@@ -15,8 +15,8 @@ from mds_ckpt.conversion import convert
 from mds_ckpt.errors import RejectedError
 from mds_ckpt.formats import open_checkpoint
 from mds_ckpt.formats.megatron_legacy import open_megatron
+from mds_ckpt.megatron.reshard import divide_layers
 from mds_ckpt.read_options import ReadOptions
-from mds_ckpt.reshard import divide_layers
 
 
 def tensors(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:

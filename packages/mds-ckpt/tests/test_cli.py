@@ -123,7 +123,7 @@ def test_an_environment_that_refuses_ends_with_4(
     def full(*_: object) -> None:
         raise OSError(number, "it failed", "out")
 
-    monkeypatch.setattr("mds_ckpt.file_operations.FileOperations.write", full)
+    monkeypatch.setattr("mds_ckpt.files.file_operations.FileOperations.write", full)
 
     code, _, err = run(capsys, "convert", folder, tmp_path / "hf", "--to", "hf")
 

@@ -16,8 +16,8 @@ from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.errors import RejectedError
 from mds_ckpt.formats import open_checkpoint
 from mds_ckpt.formats.megatron_deepspeed import FORMAT, open_deepspeed
+from mds_ckpt.pickles.torch_writer import save_torch_file
 from mds_ckpt.read_options import ReadOptions
-from mds_ckpt.torch_writer import save_torch_file
 
 GOLDEN = [
     "gpt_tp2pp2dp2_z1_bf16",

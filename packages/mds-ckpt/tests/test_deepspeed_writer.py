@@ -11,14 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mds_ckpt import convert
-from mds_ckpt.archive import TorchFile, open_torch_file
 from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.errors import UnsupportedError
-from mds_ckpt.file_operations import REAL
+from mds_ckpt.files.file_operations import REAL
 from mds_ckpt.formats import open_checkpoint
+from mds_ckpt.megatron.target_layout import TargetLayout
+from mds_ckpt.pickles.archive import TorchFile, open_torch_file
+from mds_ckpt.pickles.records import Namespace, Opaque, TensorRef
 from mds_ckpt.plan import Options, check_accounting
-from mds_ckpt.records import Namespace, Opaque, TensorRef
-from mds_ckpt.target_layout import TargetLayout
 from mds_ckpt.writers import deepspeed, universal
 
 

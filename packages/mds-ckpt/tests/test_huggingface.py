@@ -19,7 +19,7 @@ from mds_ckpt import convert, open_checkpoint
 from mds_ckpt.errors import RejectedError, UnsupportedError
 from mds_ckpt.families import choose
 from mds_ckpt.families.change import Grouped, Stacked, Thirds, Transposed
-from mds_ckpt.file_operations import REAL
+from mds_ckpt.files.file_operations import REAL
 from mds_ckpt.manifest import ModelRecord
 from mds_ckpt.plan import Options
 from mds_ckpt.writers.huggingface import plan

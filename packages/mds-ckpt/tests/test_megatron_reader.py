@@ -11,7 +11,7 @@ from golden import expected, fixture
 from mds_ckpt.errors import RejectedError
 from mds_ckpt.formats import open_checkpoint
 from mds_ckpt.formats.megatron_legacy import FORMAT
-from mds_ckpt.torch_writer import save_torch_file
+from mds_ckpt.pickles.torch_writer import save_torch_file
 
 
 def write(sample: Sample, root: Path, *, chunks: int = 1, moments: bool = False) -> Path:

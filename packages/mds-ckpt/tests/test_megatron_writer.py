@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mds_ckpt import convert
-from mds_ckpt.archive import open_torch_file
 from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.errors import UnsupportedError, UsageError
-from mds_ckpt.file_operations import REAL
+from mds_ckpt.files.file_operations import REAL
 from mds_ckpt.formats import open_checkpoint
+from mds_ckpt.megatron.target_layout import TargetLayout
+from mds_ckpt.pickles.archive import open_torch_file
 from mds_ckpt.plan import Options, check_accounting
-from mds_ckpt.target_layout import TargetLayout
 from mds_ckpt.writers.megatron import plan
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mds_ckpt.qkv import Heads, detect_layout, fused_rows, key_value_rows, query_rows
+from mds_ckpt.tensors.qkv import Heads, detect_layout, fused_rows, key_value_rows, query_rows
 
 heads = st.builds(
     lambda groups, per, channels: Heads(4 * groups * per, 4 * groups, channels),

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mds_ckpt.naming import Named, Sharing
-from mds_ckpt.qkv import Heads
-from mds_ckpt.reshard import ModelFacts, divide_layers, pieces, shard_of
+from mds_ckpt.megatron.naming import Named, Sharing
+from mds_ckpt.megatron.reshard import ModelFacts, divide_layers, pieces, shard_of
+from mds_ckpt.tensors.qkv import Heads
 
 KINDS: list[Sharing] = ["replicated", "column", "row", "vocab", "qkv", "gated"]
 

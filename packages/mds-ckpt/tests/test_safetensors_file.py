@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from mds_ckpt.errors import RejectedError
-from mds_ckpt.safetensors_file import (
+from mds_ckpt.files.safetensors_file import (
     SafetensorsFile,
     SafetensorsWriter,
     StoredTensor,
@@ -55,7 +55,7 @@ def test_refusing_takes_less_than_256_mb(tmp_path: Path) -> None:
     code = (
         "import resource, sys\n"
         "from pathlib import Path\n"
-        "from mds_ckpt.safetensors_file import SafetensorsFile\n"
+        "from mds_ckpt.files.safetensors_file import SafetensorsFile\n"
         "from mds_ckpt.errors import RejectedError\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "for path in sys.argv[1:]:\n"

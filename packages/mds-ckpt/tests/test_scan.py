@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from mds_ckpt.errors import RejectedError
-from mds_ckpt.records import EnumRecord, Global, Namespace
+from mds_ckpt.pickles.records import EnumRecord, Global, Namespace
+from mds_ckpt.pickles.torch_writer import save_torch_file
 from mds_ckpt.scan import scan_path
-from mds_ckpt.torch_writer import save_torch_file
 
 
 def verdicts(path: Path) -> dict[str, str]:

@@ -15,8 +15,8 @@ from torch_dist_samples import Object, Sample, Size, gpt
 from mds_ckpt import convert, open_checkpoint
 from mds_ckpt.errors import RejectedError, UsageError
 from mds_ckpt.formats.torch_dist import FORMAT
+from mds_ckpt.pickles.records import Namespace
 from mds_ckpt.read_options import ReadOptions
-from mds_ckpt.records import Namespace
 from mds_ckpt.verification import verify
 
 FACTS = "torch_dist:num_attention_heads=4,activation=gelu"

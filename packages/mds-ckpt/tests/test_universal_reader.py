@@ -11,7 +11,7 @@ from golden import fixture
 
 from mds_ckpt.errors import RejectedError
 from mds_ckpt.formats import open_checkpoint
-from mds_ckpt.torch_writer import save_torch_file
+from mds_ckpt.pickles.torch_writer import save_torch_file
 
 
 @pytest.mark.parametrize("name", ["gpt_tp2pp2dp2_z1_bf16", "gpt_nopipe_dp2_z3_bf16"])

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mds_ckpt.records import EnumRecord, Global, Namespace, NumpyArray, Opaque, as_fragment
-from mds_ckpt.unpickle import PickleError, PickleLimits, unpickle, unpickle_next
+from mds_ckpt.pickles.records import EnumRecord, Global, Namespace, NumpyArray, Opaque, as_fragment
+from mds_ckpt.pickles.unpickle import PickleError, PickleLimits, unpickle, unpickle_next
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 scalars = (

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mds_ckpt.torch_writer import save_torch_file
+from mds_ckpt.pickles.torch_writer import save_torch_file
 
 MODULE = "torch.distributed.checkpoint.metadata"
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mds_data.commit import FileOperations
-from mds_data.writer import StoreWriter
+from mds_data.store.commit import FileOperations
+from mds_data.store.writer import StoreWriter
 
 VOCAB_SIZE = 1000
 

@@ -6,9 +6,9 @@ import zarr
 from store_material import assert_holds, random_documents, write_small
 
 from mds_data import StoreError, StoreWriter, open_store
-from mds_data.append import StoreAppender, append_documents
-from mds_data.merge import merge_stores
-from mds_data.verify import verify_store
+from mds_data.store.append import StoreAppender, append_documents
+from mds_data.store.merge import merge_stores
+from mds_data.store.verify import verify_store
 
 
 @pytest.mark.parametrize("layout", ["hot", "archive"])

@@ -3,8 +3,8 @@ import json
 import numpy as np
 import pytest
 
-from mds_data.array_metadata import ArrayLayout, array_layout_from_json, metadata_json
 from mds_data.errors import ManifestError
+from mds_data.store.array_metadata import ArrayLayout, array_layout_from_json, metadata_json
 
 
 def layout(*, compressed=False):

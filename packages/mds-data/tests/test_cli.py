@@ -17,7 +17,7 @@ from mds_data import open_store
 from mds_data.cli import build_parser, main
 from mds_data.commands.output import bar, printable
 from mds_data.commands.progress import ProgressLine, timespan
-from mds_data.commit import FileOperations
+from mds_data.store.commit import FileOperations
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import pytest
 from store_material import assert_holds, random_documents, run_killed, write_small
 
 from mds_data import DataError, open_store
-from mds_data.append import StoreAppender
-from mds_data.commit import FileOperations
-from mds_data.erase import erase_documents
-from mds_data.merge import merge_stores
-from mds_data.verify import verify_store
+from mds_data.store.append import StoreAppender
+from mds_data.store.commit import FileOperations
+from mds_data.store.erase import erase_documents
+from mds_data.store.merge import merge_stores
+from mds_data.store.verify import verify_store
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 OLD = random_documents(6, seed=1, longest=90)

@@ -4,9 +4,9 @@ import zarr
 from store_material import assert_holds, random_documents, write_small
 
 from mds_data import GPTDataset, StoreWriter, open_store
-from mds_data.erase import erase_documents
-from mds_data.merge import merge_stores
-from mds_data.verify import verify_store
+from mds_data.store.erase import erase_documents
+from mds_data.store.merge import merge_stores
+from mds_data.store.verify import verify_store
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from store_material import case_folder, golden_datasets
 
 from mds_data import IndexedDatasetError, open_store
-from mds_data.indexed_dataset import find_append_eod_fault, read_indexed_dataset
+from mds_data.store.indexed_dataset import find_append_eod_fault, read_indexed_dataset
 
 
 def write_pair(

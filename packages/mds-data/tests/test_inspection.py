@@ -1,9 +1,9 @@
 import numpy as np
 from store_material import golden_datasets, random_documents, write_small
 
-from mds_data.erase import erase_documents
-from mds_data.inspection import inspect_store
-from mds_data.merge import merge_stores
+from mds_data.store.erase import erase_documents
+from mds_data.store.inspection import inspect_store
+from mds_data.store.merge import merge_stores
 
 
 def test_counts_and_statistics_are_those_of_the_documents(tmp_path):

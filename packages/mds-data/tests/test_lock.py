@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from mds_data import LockedError, open_store, write_store
-from mds_data.append import append_documents
-from mds_data.lock import StoreLock
+from mds_data.store.append import append_documents
+from mds_data.store.lock import StoreLock
 
 
 def test_a_second_writer_is_told_who_holds_the_store(tmp_path):
@@ -27,7 +27,7 @@ def test_the_lock_is_gone_afterwards(tmp_path):
 
 def test_the_lock_of_a_dead_process_is_taken_over(tmp_path):
     code = (
-        "import os, sys; from pathlib import Path; from mds_data.lock import StoreLock\n"
+        "import os, sys; from pathlib import Path; from mds_data.store.lock import StoreLock\n"
         "StoreLock(Path(sys.argv[1])).__enter__(); os._exit(9)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "s")], check=False)

@@ -7,9 +7,9 @@ from store_material import assert_holds, golden_datasets, random_documents, writ
 from test_indexed_dataset import DOCUMENTS, write_pair
 
 from mds_data import IndexedDatasetError, StoreError, open_store
-from mds_data.erase import erase_documents
-from mds_data.megatron import export_megatron, import_megatron, repair_append_eod
-from mds_data.verify import verify_store
+from mds_data.store.erase import erase_documents
+from mds_data.store.megatron import export_megatron, import_megatron, repair_append_eod
+from mds_data.store.verify import verify_store
 
 FAULTY = np.array([1, 2, 3, 99, 4, 5, 99, 6, 7, 8, 9, 99], "<u2").tobytes()
 

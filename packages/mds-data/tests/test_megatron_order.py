@@ -11,7 +11,7 @@ from store_material import golden_datasets
 
 from mds_data import GPTDataset, open_store
 from mds_data.datasets.megatron_order import MegatronOrder
-from mds_data.megatron import import_megatron
+from mds_data.store.megatron import import_megatron
 
 SETS = (
     "A_single_lt1epoch",

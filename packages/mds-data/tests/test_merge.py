@@ -7,8 +7,8 @@ import pytest
 from store_material import assert_holds, case_folder, random_documents, write_small
 
 from mds_data import DamagedError, GPTDataset, StoreError, open_store
-from mds_data.merge import merge_stores
-from mds_data.verify import verify_store
+from mds_data.store.merge import merge_stores
+from mds_data.store.verify import verify_store
 
 
 @pytest.fixture

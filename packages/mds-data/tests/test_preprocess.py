@@ -15,7 +15,6 @@ import pytest
 from text_material import byte_tokenizer, golden, small_tokenizer, text, write_jsonl
 
 from mds_data import StoreError, open_store
-from mds_data.commit import FileOperations
 from mds_data.preprocess import (
     InputError,
     PreprocessConfig,
@@ -25,6 +24,7 @@ from mds_data.preprocess import (
     preprocess,
 )
 from mds_data.preprocess.workers import WorkerError, map_in_order
+from mds_data.store.commit import FileOperations
 from mds_data.tokenizers import TokenizerError, TokenizerSpec, spec_of_file
 
 

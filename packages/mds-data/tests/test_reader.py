@@ -7,7 +7,7 @@ import pytest
 from store_material import assert_holds, random_documents, write_small
 
 from mds_data import DamagedError, StoreError, open_store
-from mds_data.reader import ShardedArray
+from mds_data.store.reader import ShardedArray
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_a_store_that_was_replaced_is_not_sent(path, documents):
 
 
 def test_few_open_files_are_enough_for_many_shards(path, row, monkeypatch):
-    monkeypatch.setattr("mds_data.reader._most_maps", lambda: 2)
+    monkeypatch.setattr("mds_data.store.reader._most_maps", lambda: 2)
     store = open_store(path)
     for _ in range(2):
         np.testing.assert_array_equal(
@@ -196,7 +196,7 @@ def test_shards_whose_chunks_lie_elsewhere_are_read_by_their_index(path, row):
     data = (path / name).read_bytes()
     index = np.frombuffer(data[-68:-4], "<u8").reshape(4, 2).copy()
     index[2:, 0] += 10
-    from mds_data.shard import encode_index
+    from mds_data.store.shard import encode_index
 
     moved = data[: 2 * 132] + b"\0" * 10 + data[2 * 132 : 4 * 132] + encode_index(index)
     (path / name).write_bytes(moved)

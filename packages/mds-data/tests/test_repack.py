@@ -3,11 +3,11 @@ import pytest
 from store_material import assert_holds, golden_datasets, random_documents, write_small
 
 from mds_data import StoreWriter, TokenizerFile, open_store
-from mds_data.erase import erase_documents
-from mds_data.merge import merge_stores
-from mds_data.repack import repack_store, split_store
-from mds_data.split import split_bounds
-from mds_data.verify import verify_store
+from mds_data.store.erase import erase_documents
+from mds_data.store.merge import merge_stores
+from mds_data.store.repack import repack_store, split_store
+from mds_data.store.split import split_bounds
+from mds_data.store.verify import verify_store
 
 
 @pytest.mark.parametrize(("source", "target"), [("hot", "archive"), ("archive", "hot")])

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from mds_data.errors import ManifestError
-from mds_data.schema import (
+from mds_data.store.schema import (
     Counts,
     Erasure,
     FileRecord,

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from store_material import random_documents, write_small
 
 from mds_data import open_store
-from mds_data.datasets.selection import DocumentRow, document_range
-from mds_data.erase import erase_documents
+from mds_data.store.erase import erase_documents
+from mds_data.store.selection import DocumentRow, document_range
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mds_data.array_metadata import ArrayLayout
 from mds_data.errors import DamagedError
-from mds_data.shard import (
+from mds_data.store.array_metadata import ArrayLayout
+from mds_data.store.shard import (
     ABSENT,
     checksum,
     decode_chunk,

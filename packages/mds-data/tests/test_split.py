@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mds_data.split import split_bounds, split_ranges, split_weights
+from mds_data.store.split import split_bounds, split_ranges, split_weights
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pytest
 from store_material import assert_holds, random_documents, write_small
 
 from mds_data import DamagedError, DataError, ManifestError, StoreError, StoreWriter, open_store
-from mds_data.append import append_documents
-from mds_data.folder import read_manifest
-from mds_data.schema import manifest_to_json
-from mds_data.store import StorePart
+from mds_data.store.append import append_documents
+from mds_data.store.folder import read_manifest
+from mds_data.store.schema import manifest_to_json
+from mds_data.store.token_store import StorePart
 
 
 @pytest.fixture
@@ -59,7 +59,9 @@ def test_many_shards_open_with_one_scan(tmp_path, monkeypatch):
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", counted)
-    monkeypatch.setattr("mds_data.reader._map", lambda handle: pytest.fail("nothing is mapped yet"))
+    monkeypatch.setattr(
+        "mds_data.store.reader._map", lambda handle: pytest.fail("nothing is mapped yet")
+    )
     open_store(tmp_path / "s")
     assert len(scans) == 7  # the store's folder, and two of each of the three arrays
 

@@ -8,8 +8,8 @@ import pytest
 from store_material import golden_datasets, random_documents, write_small
 
 from mds_data import StoreWriter, open_store
-from mds_data.schema import FileRecord, manifest_to_json
-from mds_data.verify import verify_store
+from mds_data.store.schema import FileRecord, manifest_to_json
+from mds_data.store.verify import verify_store
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def forge(path, name, values):
 
 
 def open_manifest(path):
-    from mds_data.folder import read_manifest
+    from mds_data.store.folder import read_manifest
 
     return read_manifest(path)[0]
 

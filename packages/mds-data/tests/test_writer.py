@@ -16,9 +16,9 @@ from store_material import (
 )
 
 from mds_data import StoreError, StoreWriter, TokenizerFile, open_store, write_store
-from mds_data.megatron import export_megatron
-from mds_data.merge import merge_stores
-from mds_data.verify import verify_store
+from mds_data.store.megatron import export_megatron
+from mds_data.store.merge import merge_stores
+from mds_data.store.verify import verify_store
 
 
 @pytest.mark.parametrize("layout", ["hot", "archive"])

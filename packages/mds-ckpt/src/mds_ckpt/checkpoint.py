@@ -13,11 +13,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mds_ckpt.box import Box, Range, extents, intersect, relative, size, split_flat, whole
-from mds_ckpt.dtype import ITEM_SIZES, numpy_dtype
 from mds_ckpt.errors import RejectedError, UsageError
 from mds_ckpt.escape import printable
 from mds_ckpt.manifest import CheckpointManifest, ModelRecord
+from mds_ckpt.tensors.box import Box, Range, extents, intersect, relative, size, split_flat, whole
+from mds_ckpt.tensors.dtype import ITEM_SIZES, numpy_dtype
 
 if TYPE_CHECKING:
     import numpy as np

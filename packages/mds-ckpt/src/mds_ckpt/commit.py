@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 from mds_ckpt import manifest as manifest_module
 from mds_ckpt.errors import CheckpointError, RejectedError, UsageError
-from mds_ckpt.file_operations import (
+from mds_ckpt.files.file_operations import (
     PARTIAL,
     REAL,
     REPLACED,
@@ -26,9 +26,9 @@ from mds_ckpt.file_operations import (
     remove_tree,
     write_file,
 )
-from mds_ckpt.lock import lock
+from mds_ckpt.files.lock import lock
+from mds_ckpt.files.regular_file import OpenFile, RegularFile, read_whole
 from mds_ckpt.manifest import MANIFEST_NAME, CheckpointManifest
-from mds_ckpt.regular_file import OpenFile, RegularFile, read_whole
 
 __all__ = [
     "REAL",

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mds_ckpt import strict_json
 from mds_ckpt.errors import RejectedError
-from mds_ckpt.regular_file import read_whole
+from mds_ckpt.files import strict_json
+from mds_ckpt.files.regular_file import read_whole
 
 NAMES = frozenset(
     {

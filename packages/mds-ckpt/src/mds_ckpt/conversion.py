@@ -13,10 +13,9 @@ from pathlib import Path
 
 from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.commit import lock, publish_folder, settle_replaced
-from mds_ckpt.dtype import FLOATS
 from mds_ckpt.errors import LockedError, MachineError, UnsupportedError, UsageError
 from mds_ckpt.escape import printable
-from mds_ckpt.file_operations import (
+from mds_ckpt.files.file_operations import (
     PARTIAL,
     REAL,
     REPLACED,
@@ -24,11 +23,12 @@ from mds_ckpt.file_operations import (
     partial_path,
     remove_tree,
 )
+from mds_ckpt.files.lock import LOCK_NAME
 from mds_ckpt.formats import all_formats, open_checkpoint
-from mds_ckpt.lock import LOCK_NAME
 from mds_ckpt.plan import Loss, Options, Plan, check_accounting
-from mds_ckpt.qkv import Layout
 from mds_ckpt.read_options import ReadOptions, Replicated
+from mds_ckpt.tensors.dtype import FLOATS
+from mds_ckpt.tensors.qkv import Layout
 
 SPARE_BYTES = 16 << 20
 """Room that a conversion leaves on the disk."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mds_ckpt.box import Box, whole
 from mds_ckpt.checkpoint import Checkpoint, LazyTensor
 from mds_ckpt.escape import printable
+from mds_ckpt.tensors.box import Box, whole
 
 if TYPE_CHECKING:
     from mds_ckpt.checkpoint import Array

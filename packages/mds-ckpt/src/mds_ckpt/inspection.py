@@ -12,7 +12,8 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from mds_ckpt.checkpoint import Checkpoint, LazyTensor
-from mds_ckpt.formats import Problem, all_formats
+from mds_ckpt.checks import Problem
+from mds_ckpt.formats import all_formats
 
 if TYPE_CHECKING:
     from mds_ckpt.checkpoint import Array

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from mds_ckpt import strict_json
-from mds_ckpt.box import Box, Range, coverage_fault
-from mds_ckpt.dtype import ITEM_SIZES
 from mds_ckpt.errors import RejectedError, UnsupportedError
 from mds_ckpt.escape import printable
-from mds_ckpt.regular_file import name_fault
+from mds_ckpt.files import strict_json
+from mds_ckpt.files.regular_file import name_fault
+from mds_ckpt.tensors.box import Box, Range, coverage_fault
+from mds_ckpt.tensors.dtype import ITEM_SIZES
 
 FORMAT = "mds-checkpoint"
 FORMAT_VERSION = "1.0"

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mds_ckpt.checkpoint import Checkpoint
-from mds_ckpt.dtype import FLOATS, numpy_dtype
 from mds_ckpt.errors import UsageError
-from mds_ckpt.file_operations import FileOperations
+from mds_ckpt.files.file_operations import FileOperations
+from mds_ckpt.tensors.dtype import FLOATS, numpy_dtype
 
 if TYPE_CHECKING:
     from mds_ckpt.checkpoint import Array

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mds_ckpt.qkv import Layout
+from mds_ckpt.tensors.qkv import Layout
 
 __all__ = ["ReadOptions", "Replicated"]
 

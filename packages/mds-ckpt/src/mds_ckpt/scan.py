@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Literal
 
 from mds_ckpt.errors import RejectedError
-from mds_ckpt.globals import judge
-from mds_ckpt.pickle_walk import walk
-from mds_ckpt.regular_file import OpenFile, RegularFile
-from mds_ckpt.zip_directory import Member, locate, read_directory
+from mds_ckpt.files.regular_file import OpenFile, RegularFile
+from mds_ckpt.files.zip_directory import Member, locate, read_directory
+from mds_ckpt.pickles.globals import judge
+from mds_ckpt.pickles.walk import walk
 
 __all__ = ["Finding", "scan_path"]
 

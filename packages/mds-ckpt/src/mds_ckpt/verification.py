@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mds_ckpt.checkpoint import Checkpoint
-from mds_ckpt.formats import Problem, open_checkpoint
+from mds_ckpt.checks import Problem
+from mds_ckpt.formats import open_checkpoint
 from mds_ckpt.inspection import problems
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import corpus
 import pytest
 
-from mds_ckpt.archive import open_torch_file
+from mds_ckpt.pickles.archive import open_torch_file
 from mds_ckpt.scan import scan_path
 
 if sys.platform == "win32":

@@ -19,10 +19,10 @@ import ml_dtypes  # noqa: F401 - all that readers need is imported before the ho
 import numpy as np  # noqa: F401
 
 import mds_ckpt.checkpoint
-import mds_ckpt.safetensors_file
-from mds_ckpt.archive import open_torch_file, read_pickle_file
+import mds_ckpt.files.safetensors_file
 from mds_ckpt.errors import RejectedError
 from mds_ckpt.formats import open_checkpoint
+from mds_ckpt.pickles.archive import open_torch_file, read_pickle_file
 from mds_ckpt.scan import scan_path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
         ManifestError,
         StoreError,
     )
-    from mds_data.records import Manifest
     from mds_data.sampling.sampler import ResumableSampler
-    from mds_data.store import TokenStore, open_store
-    from mds_data.writer import StoreWriter, TokenizerFile, write_store
+    from mds_data.store.records import Manifest
+    from mds_data.store.token_store import TokenStore, open_store
+    from mds_data.store.writer import StoreWriter, TokenizerFile, write_store
 
 __all__ = [
     "BlendedDataset",
@@ -43,13 +43,13 @@ __all__ = [
 _HOMES = {
     "BlendedDataset": "datasets.blended",
     "GPTDataset": "datasets.gpt",
-    "Manifest": "records",
+    "Manifest": "store.records",
     "ResumableSampler": "sampling.sampler",
-    "StoreWriter": "writer",
-    "TokenStore": "store",
-    "TokenizerFile": "writer",
-    "open_store": "store",
-    "write_store": "writer",
+    "StoreWriter": "store.writer",
+    "TokenStore": "store.token_store",
+    "TokenizerFile": "store.writer",
+    "open_store": "store.token_store",
+    "write_store": "store.writer",
 }
 
 

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from mds_ckpt import commit
-from mds_ckpt.box import extents
-from mds_ckpt.dtype import numpy_dtype
-from mds_ckpt.file_operations import remove_tree
+from mds_ckpt.tensors.box import extents
+from mds_ckpt.tensors.dtype import numpy_dtype
+from mds_ckpt.files.file_operations import remove_tree
 from mds_ckpt.formats.mds import LazyArray, Piece, RankFile, add_file, merge_rank_files
 from mds_ckpt.formats.mds import write_rank_file as write_pieces
 from mds_ckpt.manifest import CheckpointManifest, FileRecord, ModelRecord

@@ -22,27 +22,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mds_ckpt.checkpoint import Checkpoint
+from mds_ckpt.checks import Problem, read_every_tensor
 from mds_ckpt.errors import RejectedError, UnknownFormatError, UsageError
-from mds_ckpt.escape import printable
 from mds_ckpt.plan import Options, Plan
 from mds_ckpt.read_options import ReadOptions
 
 __all__ = ["Format", "Problem", "all_formats", "open_checkpoint"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Problem:
-    """Something that is wrong with a checkpoint."""
-
-    file: str
-    """Name of the file at fault."""
-    reason: str
-    tensor: str | None = None
-    """Canonical name of the tensor that it hurts, where that is known."""
-
-    def __str__(self) -> str:
-        where = f"{self.file}, tensor '{self.tensor}'" if self.tensor else self.file
-        return printable(f"{where}: {self.reason}", longest=2000)
 
 
 def refuse_read_options(options: ReadOptions | None, format_name: str) -> None:
@@ -53,20 +38,6 @@ def refuse_read_options(options: ReadOptions | None, format_name: str) -> None:
             f"{format_name} has one row order and no copies; "
             f"leave --qkv-layout and --replicated away"
         )
-
-
-def read_every_tensor(checkpoint: Checkpoint, data: bool) -> Iterator[Problem]:  # noqa: FBT001
-    """The check of formats that have no better one: whether every tensor can be read."""
-    if not data:
-        return
-    for state, tensors in checkpoint.states.items():
-        for name, tensor in tensors.items():
-            try:
-                tensor.numpy()
-            except RejectedError as error:
-                what = name if state == "weight" else f"{name} ({state})"
-                file = Path(error.path).name
-                yield Problem(file=file, tensor=what, reason=error.reason)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

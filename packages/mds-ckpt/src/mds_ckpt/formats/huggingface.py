@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mds_ckpt import companions
-from mds_ckpt.box import whole
 from mds_ckpt.checkpoint import (
     Checkpoint,
     ComputedTensor,
@@ -21,18 +20,19 @@ from mds_ckpt.checkpoint import (
 )
 from mds_ckpt.errors import RejectedError, UnsupportedError
 from mds_ckpt.escape import printable
+from mds_ckpt.files.regular_file import name_fault
+from mds_ckpt.files.safetensors_file import SafetensorsFile, StoredTensor
 from mds_ckpt.formats import Format, refuse_read_options
 from mds_ckpt.plan import Options, Plan
 from mds_ckpt.read_options import ReadOptions
-from mds_ckpt.regular_file import name_fault
-from mds_ckpt.safetensors_file import SafetensorsFile, StoredTensor
+from mds_ckpt.tensors.box import whole
 
 if TYPE_CHECKING:
-    from mds_ckpt.archive import TorchFile
     from mds_ckpt.checkpoint import Array
     from mds_ckpt.families import Family
     from mds_ckpt.families.rule import Rule
-    from mds_ckpt.records import TensorRef
+    from mds_ckpt.pickles.archive import TorchFile
+    from mds_ckpt.pickles.records import TensorRef
 
 INDEX_NAME = "model.safetensors.index.json"
 _AGAIN = "download the model again"
@@ -161,8 +161,8 @@ def _read_file(path: Path) -> dict[str, Stored]:
 
 
 def _read_torch_file(path: Path) -> dict[str, Stored]:
-    from mds_ckpt.archive import open_torch_file
-    from mds_ckpt.records import TensorRef
+    from mds_ckpt.pickles.archive import open_torch_file
+    from mds_ckpt.pickles.records import TensorRef
 
     file = open_torch_file(path)
     if not isinstance(file.value, Mapping):

@@ -17,13 +17,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mds_ckpt.box import Box, Range, coverage_fault, extents
 from mds_ckpt.checkpoint import Checkpoint, LazyTensor, PiecedTensor, StoredPiece
+from mds_ckpt.checks import Problem
 from mds_ckpt.commit import digest, find_latest, read_manifest, step_folders
-from mds_ckpt.dtype import ITEM_SIZES, dtype_name
 from mds_ckpt.errors import RejectedError
-from mds_ckpt.file_operations import REAL, FileOperations, write_file
-from mds_ckpt.formats import Format, Problem, refuse_read_options
+from mds_ckpt.files.file_operations import REAL, FileOperations, write_file
+from mds_ckpt.files.regular_file import RegularFile
+from mds_ckpt.files.safetensors_file import (
+    SafetensorsFile,
+    SafetensorsWriter,
+    StoredTensor,
+    TensorSpec,
+    WrittenFile,
+)
+from mds_ckpt.formats import Format, refuse_read_options
 from mds_ckpt.manifest import (
     MANIFEST_NAME,
     CheckpointManifest,
@@ -34,14 +41,8 @@ from mds_ckpt.manifest import (
 )
 from mds_ckpt.plan import Options, Plan
 from mds_ckpt.read_options import ReadOptions
-from mds_ckpt.regular_file import RegularFile
-from mds_ckpt.safetensors_file import (
-    SafetensorsFile,
-    SafetensorsWriter,
-    StoredTensor,
-    TensorSpec,
-    WrittenFile,
-)
+from mds_ckpt.tensors.box import Box, Range, coverage_fault, extents
+from mds_ckpt.tensors.dtype import ITEM_SIZES, dtype_name
 
 if TYPE_CHECKING:
     import numpy as np

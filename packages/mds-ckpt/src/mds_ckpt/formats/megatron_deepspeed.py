@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mds_ckpt.checkpoint import Checkpoint
+from mds_ckpt.checks import Problem
 from mds_ckpt.errors import RejectedError
-from mds_ckpt.formats import Format, Problem
+from mds_ckpt.formats import Format
 from mds_ckpt.plan import Options, Plan
 from mds_ckpt.read_options import ReadOptions
 
@@ -16,7 +17,7 @@ NAME = "deepspeed"
 
 def find(path: Path) -> Path | None:
     """The folder with model files, at ``path`` or where ``latest`` points; None if none is."""
-    from mds_ckpt.deepspeed_folder import list_folder, newest_step, resolve_folder
+    from mds_ckpt.megatron.deepspeed_folder import list_folder, newest_step, resolve_folder
 
     if not path.is_dir():
         return None
@@ -38,7 +39,7 @@ def detect(path: Path) -> bool:
 
 def open_deepspeed(path: Path, options: ReadOptions | None = None) -> Checkpoint:
     """Open a DeepSpeed checkpoint, or the newest one of a folder."""
-    from mds_ckpt.deepspeed_reader import read_deepspeed
+    from mds_ckpt.megatron.deepspeed_reader import read_deepspeed
 
     folder = find(path)
     if folder is None:
@@ -50,14 +51,14 @@ def open_deepspeed(path: Path, options: ReadOptions | None = None) -> Checkpoint
 
 def check(checkpoint: Checkpoint, data: bool) -> Iterator[Problem]:  # noqa: FBT001
     """What is missing or damaged, file by file, and with data also tensor by tensor."""
-    from mds_ckpt.deepspeed_check import check_deepspeed
+    from mds_ckpt.megatron.deepspeed_check import check_deepspeed
 
     yield from check_deepspeed(checkpoint, data=data)
 
 
 def plan_deepspeed(checkpoint: Checkpoint, options: Options) -> Plan:
     """How to write a checkpoint for Megatron-DeepSpeed's pipeline."""
-    from mds_ckpt.target_layout import TargetLayout
+    from mds_ckpt.megatron.target_layout import TargetLayout
     from mds_ckpt.writers.deepspeed import plan
 
     layout = TargetLayout(tp_size=options.tp_size, pp_size=options.pp_size)

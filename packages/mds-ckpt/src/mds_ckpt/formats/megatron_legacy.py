@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mds_ckpt.checkpoint import Checkpoint
+from mds_ckpt.checks import Problem, read_every_tensor
 from mds_ckpt.errors import RejectedError
-from mds_ckpt.formats import Format, Problem, read_every_tensor
+from mds_ckpt.formats import Format
 from mds_ckpt.plan import Options, Plan
 from mds_ckpt.read_options import ReadOptions
 
@@ -16,8 +17,8 @@ TRACKER = "latest_checkpointed_iteration.txt"
 
 def find(path: Path) -> Path | None:
     """The folder with ranks' folders, at ``path`` or where the tracker file points."""
-    from mds_ckpt.megatron_reader import list_ranks
-    from mds_ckpt.regular_file import read_whole
+    from mds_ckpt.files.regular_file import read_whole
+    from mds_ckpt.megatron.megatron_reader import list_ranks
 
     if not path.is_dir():
         return None
@@ -49,7 +50,7 @@ def detect(path: Path) -> bool:
 
 def open_megatron(path: Path, options: ReadOptions | None = None) -> Checkpoint:
     """Open a Megatron checkpoint, or the one that the tracker file names."""
-    from mds_ckpt.megatron_reader import read_megatron
+    from mds_ckpt.megatron.megatron_reader import read_megatron
 
     folder = find(path)
     if folder is None:
@@ -61,8 +62,8 @@ def open_megatron(path: Path, options: ReadOptions | None = None) -> Checkpoint:
 
 def check(checkpoint: Checkpoint, data: bool) -> Iterator[Problem]:  # noqa: FBT001
     """Damaged members, and with data also tensors that can't be read or whose copies differ."""
-    from mds_ckpt.deepspeed_check import damaged_members
-    from mds_ckpt.megatron_reader import FILE, list_ranks
+    from mds_ckpt.megatron.deepspeed_check import damaged_members
+    from mds_ckpt.megatron.megatron_reader import FILE, list_ranks
 
     for rank in list_ranks(checkpoint.path):
         yield from damaged_members(rank.path / FILE, data=data)
@@ -71,7 +72,7 @@ def check(checkpoint: Checkpoint, data: bool) -> Iterator[Problem]:  # noqa: FBT
 
 def plan_megatron(checkpoint: Checkpoint, options: Options) -> Plan:
     """How to write a checkpoint for Megatron."""
-    from mds_ckpt.target_layout import TargetLayout
+    from mds_ckpt.megatron.target_layout import TargetLayout
     from mds_ckpt.writers.megatron import plan
 
     layout = TargetLayout(tp_size=options.tp_size, pp_size=options.pp_size)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mds_ckpt.box import whole
 from mds_ckpt.checkpoint import Checkpoint, PiecedTensor, StoredPiece
+from mds_ckpt.files.safetensors_file import SafetensorsFile, StoredTensor
 from mds_ckpt.formats import Format, refuse_read_options
 from mds_ckpt.manifest import ModelRecord
 from mds_ckpt.read_options import ReadOptions
-from mds_ckpt.safetensors_file import SafetensorsFile, StoredTensor
+from mds_ckpt.tensors.box import whole
 
 
 def detect(path: Path) -> bool:

@@ -13,7 +13,7 @@ from mds_ckpt.read_options import ReadOptions
 
 def find(path: Path) -> Path | None:
     """The folder with ``zero/``, at ``path`` or where ``latest_universal`` points."""
-    from mds_ckpt.deepspeed_folder import resolve_folder
+    from mds_ckpt.megatron.deepspeed_folder import resolve_folder
 
     if not path.is_dir():
         return None
@@ -33,7 +33,7 @@ def detect(path: Path) -> bool:
 
 def open_universal(path: Path, options: ReadOptions | None = None) -> Checkpoint:
     """Open a universal checkpoint, or the one that ``latest_universal`` names."""
-    from mds_ckpt.universal_reader import read_universal
+    from mds_ckpt.megatron.universal_reader import read_universal
 
     folder = find(path)
     if folder is None:

@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mds_ckpt.checkpoint import Checkpoint
-from mds_ckpt.dtype import ITEM_SIZES, numpy_dtype
-from mds_ckpt.file_operations import FileOperations, write_file
-from mds_ckpt.naming import Named, megatron_order
-from mds_ckpt.pipeline_form import VERSION, PipelineForm, step_tensor
-from mds_ckpt.plan import Loss, Options, Plan
-from mds_ckpt.records import EnumRecord, Global, Opaque
-from mds_ckpt.target_layout import LocalTensor, TargetLayout
-from mds_ckpt.target_ranks import (
+from mds_ckpt.files.file_operations import FileOperations, write_file
+from mds_ckpt.megatron.naming import Named, megatron_order
+from mds_ckpt.megatron.pipeline_form import VERSION, PipelineForm, step_tensor
+from mds_ckpt.megatron.target_layout import LocalTensor, TargetLayout
+from mds_ckpt.megatron.target_ranks import (
     MOMENTS,
     local_tensors,
     merged_losses,
 )
-from mds_ckpt.torch_writer import StreamedArray, ordered, save_torch_file
+from mds_ckpt.pickles.records import EnumRecord, Global, Opaque
+from mds_ckpt.pickles.torch_writer import StreamedArray, ordered, save_torch_file
+from mds_ckpt.plan import Loss, Options, Plan
+from mds_ckpt.tensors.dtype import ITEM_SIZES, numpy_dtype
 
 if TYPE_CHECKING:
     import numpy as np

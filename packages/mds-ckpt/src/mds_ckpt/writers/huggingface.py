@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from mds_ckpt import companions
 from mds_ckpt.checkpoint import Checkpoint
-from mds_ckpt.dtype import ITEM_SIZES
 from mds_ckpt.errors import RejectedError, UnsupportedError
 from mds_ckpt.families import choose
 from mds_ckpt.families.rule import Rule, Target
-from mds_ckpt.file_operations import FileOperations, write_file
+from mds_ckpt.files.file_operations import FileOperations, write_file
+from mds_ckpt.files.safetensors_file import SafetensorsWriter, TensorSpec
 from mds_ckpt.formats.huggingface import INDEX_NAME
 from mds_ckpt.manifest import ModelRecord
 from mds_ckpt.plan import Loss, Options, Plan, cast, refuse_layout, target_dtype
-from mds_ckpt.safetensors_file import SafetensorsWriter, TensorSpec
+from mds_ckpt.tensors.dtype import ITEM_SIZES
 
 if TYPE_CHECKING:
     from mds_ckpt.checkpoint import Array

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mds_ckpt import companions
-from mds_ckpt.box import whole
 from mds_ckpt.checkpoint import Checkpoint, LazyTensor
-from mds_ckpt.dtype import ITEM_SIZES
 from mds_ckpt.errors import RejectedError
-from mds_ckpt.file_operations import FileOperations, write_file
+from mds_ckpt.files.file_operations import FileOperations, write_file
 from mds_ckpt.formats.mds import LazyArray, Piece, add_file, merge_rank_files, write_rank_file
 from mds_ckpt.manifest import (
     MANIFEST_NAME,
@@ -24,6 +22,8 @@ from mds_ckpt.manifest import (
     to_json,
 )
 from mds_ckpt.plan import Loss, Options, Plan, cast, refuse_layout, target_dtype
+from mds_ckpt.tensors.box import whole
+from mds_ckpt.tensors.dtype import ITEM_SIZES
 
 if TYPE_CHECKING:
     from mds_ckpt.checkpoint import Array

@@ -8,11 +8,10 @@ from typing import Any
 
 from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.errors import UnsupportedError
-from mds_ckpt.file_operations import FileOperations, write_file
-from mds_ckpt.naming import Named, megatron_order, stored_block_name, stored_module_name
-from mds_ckpt.plan import Loss, Options, Plan
-from mds_ckpt.target_layout import LocalTensor, TargetLayout
-from mds_ckpt.target_ranks import (
+from mds_ckpt.files.file_operations import FileOperations, write_file
+from mds_ckpt.megatron.naming import Named, megatron_order, stored_block_name, stored_module_name
+from mds_ckpt.megatron.target_layout import LocalTensor, TargetLayout
+from mds_ckpt.megatron.target_ranks import (
     MOMENTS,
     WORDS,
     RankedTarget,
@@ -20,7 +19,8 @@ from mds_ckpt.target_ranks import (
     local_tensors,
     merged_losses,
 )
-from mds_ckpt.torch_writer import ordered, save_torch_file
+from mds_ckpt.pickles.torch_writer import ordered, save_torch_file
+from mds_ckpt.plan import Loss, Options, Plan
 
 __all__ = ["plan"]
 

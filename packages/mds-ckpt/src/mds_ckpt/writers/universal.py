@@ -12,13 +12,13 @@ from typing import Any
 
 from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.errors import UnsupportedError
-from mds_ckpt.file_operations import FileOperations, write_file
-from mds_ckpt.naming import Named, megatron_order
-from mds_ckpt.pipeline_form import VERSION, PipelineForm, step_tensor
+from mds_ckpt.files.file_operations import FileOperations, write_file
+from mds_ckpt.megatron.naming import Named, megatron_order
+from mds_ckpt.megatron.pipeline_form import VERSION, PipelineForm, step_tensor
+from mds_ckpt.megatron.target_layout import LocalTensor, TargetLayout
+from mds_ckpt.megatron.target_ranks import MOMENTS, local_tensors, merged_losses
+from mds_ckpt.pickles.torch_writer import save_torch_file
 from mds_ckpt.plan import Loss, Options, Plan
-from mds_ckpt.target_layout import LocalTensor, TargetLayout
-from mds_ckpt.target_ranks import MOMENTS, local_tensors, merged_losses
-from mds_ckpt.torch_writer import save_torch_file
 
 __all__ = ["plan"]
 

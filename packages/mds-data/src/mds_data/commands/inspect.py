@@ -11,8 +11,8 @@ from pathlib import Path
 
 from mds_data.commands.output import bar, printable, write
 from mds_data.commands.progress import megabytes
-from mds_data.inspection import Inspection, inspect_store
-from mds_data.schema import Manifest, manifest_to_json
+from mds_data.store.inspection import Inspection, inspect_store
+from mds_data.store.schema import Manifest, manifest_to_json
 from mds_data.tokenizers import TokenizerError, load_tokenizer, spec_of_store_file
 
 __all__ = ["inspect"]

@@ -10,7 +10,7 @@ from mds_data.commands.errors import UsageError
 from mds_data.commands.output import write
 from mds_data.commands.progress import megabytes
 from mds_data.errors import DataError
-from mds_data.schema import Manifest
+from mds_data.store.schema import Manifest
 
 __all__ = [
     "erase",
@@ -26,7 +26,7 @@ __all__ = [
 
 def verify(arguments: argparse.Namespace) -> int:
     """Check a store; 1 if anything is wrong."""
-    from mds_data.verify import verify_store
+    from mds_data.store.verify import verify_store
 
     report = verify_store(arguments.path)
     write([*report.problems, *(f"note: {note}" for note in report.notes)])
@@ -42,7 +42,7 @@ def verify(arguments: argparse.Namespace) -> int:
 
 def merge(arguments: argparse.Namespace) -> int:
     """Join stores by links."""
-    from mds_data.merge import merge_stores
+    from mds_data.store.merge import merge_stores
 
     manifest = merge_stores(arguments.sources, arguments.output, split=_share(arguments.split))
     _say(f"{len(manifest.segments)} segments, {_counts(manifest)} in {arguments.output}")
@@ -51,7 +51,7 @@ def merge(arguments: argparse.Namespace) -> int:
 
 def split(arguments: argparse.Namespace) -> int:
     """Write the parts of a split as stores."""
-    from mds_data.repack import split_store
+    from mds_data.store.repack import split_store
 
     parts = split_store(
         arguments.store,
@@ -66,7 +66,7 @@ def split(arguments: argparse.Namespace) -> int:
 
 def import_(arguments: argparse.Namespace) -> int:
     """Write a Megatron pair as a store."""
-    from mds_data.megatron import import_megatron
+    from mds_data.store.megatron import import_megatron
 
     manifest = import_megatron(
         arguments.prefix,
@@ -81,7 +81,7 @@ def import_(arguments: argparse.Namespace) -> int:
 
 def repair(arguments: argparse.Namespace) -> int:
     """Write the true documents of a pair with the --append-eod fault as a store."""
-    from mds_data.megatron import repair_append_eod
+    from mds_data.store.megatron import repair_append_eod
 
     manifest = repair_append_eod(
         arguments.prefix,
@@ -95,7 +95,7 @@ def repair(arguments: argparse.Namespace) -> int:
 
 def export(arguments: argparse.Namespace) -> int:
     """Write a store as a Megatron pair."""
-    from mds_data.megatron import export_megatron
+    from mds_data.store.megatron import export_megatron
 
     prefix = arguments.output_prefix
     export_megatron(arguments.store, prefix)
@@ -106,7 +106,7 @@ def export(arguments: argparse.Namespace) -> int:
 
 def repack(arguments: argparse.Namespace) -> int:
     """Write a store anew in another layout."""
-    from mds_data.repack import repack_store
+    from mds_data.store.repack import repack_store
 
     manifest = repack_store(arguments.store, arguments.output, layout=arguments.layout)
     size = sum(record.size for record in manifest.files.values())
@@ -116,7 +116,7 @@ def repack(arguments: argparse.Namespace) -> int:
 
 def erase(arguments: argparse.Namespace) -> int:
     """Overwrite documents; 1 if copies of them are left in other files."""
-    from mds_data.erase import erase_documents
+    from mds_data.store.erase import erase_documents
 
     numbers = sorted({number for text in arguments.documents for number in _numbers(text)})
     try:
@@ -146,7 +146,7 @@ def _numbers(text: str) -> Iterator[int]:
 
 def _share(split: str | None) -> str | None:
     """Return a split string that was checked, so that a wrong one is wrong usage."""
-    from mds_data.split import split_weights
+    from mds_data.store.split import split_weights
 
     if split is not None:
         try:

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mds_data.datasets.megatron_order import MegatronOrder
-from mds_data.datasets.selection import DocumentRow, document_range
 from mds_data.sampling.permutation import EpochOrder, mix
-from mds_data.store import TokenStore
+from mds_data.store.selection import DocumentRow, document_range
+from mds_data.store.token_store import TokenStore
 
 __all__ = ["GPTDataset"]
 

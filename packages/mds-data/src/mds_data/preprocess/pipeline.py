@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mds_data.errors import StoreError
-from mds_data.folder import is_store
 from mds_data.preprocess.encode import Batch, EncodedBatch, EncodedDocuments, Encoder
 from mds_data.preprocess.inputs import (
     InputError,
@@ -29,11 +28,12 @@ from mds_data.preprocess.records import ERROR_KINDS
 from mds_data.preprocess.report import InputRecord, PreprocessReport, ProblemLog
 from mds_data.preprocess.sentences import split_sentences
 from mds_data.preprocess.workers import map_in_order
-from mds_data.schema import Layout, package_version, token_dtype
-from mds_data.split import split_ranges
+from mds_data.store.folder import is_store
+from mds_data.store.schema import Layout, package_version, token_dtype
+from mds_data.store.split import split_ranges
+from mds_data.store.writer import StoreWriter, TokenizerFile
 from mds_data.tokenizers import Tokenizer, TokenizerSpec, load_tokenizer
 from mds_data.tokenizers.protocol import TokenizerError
-from mds_data.writer import StoreWriter, TokenizerFile
 
 __all__ = ["PreprocessConfig", "Progress", "SentenceConfig", "preprocess"]
 

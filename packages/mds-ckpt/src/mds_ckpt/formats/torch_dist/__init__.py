@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mds_ckpt.checkpoint import Checkpoint
+from mds_ckpt.checks import Problem
 from mds_ckpt.errors import RejectedError, UnsupportedError
-from mds_ckpt.formats import Format, Problem
+from mds_ckpt.formats import Format
 from mds_ckpt.read_options import ReadOptions
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -26,7 +27,7 @@ def _is_folder(path: Path) -> bool:
 
 def find(path: Path) -> Path | None:
     """The folder with ``.metadata``, at ``path`` or where the tracker file points."""
-    from mds_ckpt.regular_file import read_whole
+    from mds_ckpt.files.regular_file import read_whole
 
     if not path.is_dir():
         return None
@@ -82,7 +83,7 @@ def check(checkpoint: Checkpoint, data: bool) -> Iterator[Problem]:  # noqa: FBT
 
 def _differing_files(folder: Path) -> Iterator[Problem]:
     from mds_ckpt.companions import read_json
-    from mds_ckpt.regular_file import name_fault
+    from mds_ckpt.files.regular_file import name_fault
 
     path = folder / INTEGRITY
     if not path.exists() and not path.is_symlink():
@@ -102,7 +103,7 @@ def _differing_files(folder: Path) -> Iterator[Problem]:
 def _digest_fault(path: Path, expected: object) -> str | None:
     import hashlib
 
-    from mds_ckpt.regular_file import RegularFile
+    from mds_ckpt.files.regular_file import RegularFile
 
     found, at = hashlib.sha256(), 0
     try:

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mds_ckpt.box import Box, coverage_fault, size
-from mds_ckpt.build import TORCH_DTYPES, item_size
 from mds_ckpt.errors import RejectedError
-from mds_ckpt.machine import Machine, PickleError, PickleLimits
-from mds_ckpt.opcodes import run
-from mds_ckpt.records import Opaque, TorchDtype, type_name
-from mds_ckpt.regular_file import RegularFile, name_fault, read_whole
+from mds_ckpt.files.regular_file import RegularFile, name_fault, read_whole
+from mds_ckpt.pickles.build import TORCH_DTYPES, item_size
+from mds_ckpt.pickles.machine import Machine, PickleError, PickleLimits
+from mds_ckpt.pickles.opcodes import run
+from mds_ckpt.pickles.records import Opaque, TorchDtype, type_name
+from mds_ckpt.tensors.box import Box, coverage_fault, size
 
 __all__ = ["NAME", "Chunk", "Metadata", "Place", "StoredTensor", "read_metadata"]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from mds_ckpt.checkpoint import LazyTensor
 from mds_ckpt.errors import RejectedError, UsageError
-from mds_ckpt.legacy_args import model_config
+from mds_ckpt.megatron.legacy_args import model_config
 
 __all__ = ["describe"]
 

@@ -8,20 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mds_ckpt.archive import open_torch_file
-from mds_ckpt.assemble import model_order
-from mds_ckpt.box import extents, size
 from mds_ckpt.checkpoint import Checkpoint, LazyTensor, PiecedTensor, StoredPiece
 from mds_ckpt.errors import RejectedError
+from mds_ckpt.files.regular_file import RegularFile
 from mds_ckpt.formats.torch_dist.metadata import Metadata, StoredTensor, read_metadata
 from mds_ckpt.formats.torch_dist.model import describe
 from mds_ckpt.formats.torch_dist.record import RecordSource, read_object
-from mds_ckpt.legacy_args import plain
-from mds_ckpt.legacy_model import args_of
 from mds_ckpt.manifest import ModelRecord
-from mds_ckpt.naming import block_name, canonical_name
+from mds_ckpt.megatron.assemble import model_order
+from mds_ckpt.megatron.legacy_args import plain
+from mds_ckpt.megatron.legacy_model import args_of
+from mds_ckpt.megatron.naming import block_name, canonical_name
+from mds_ckpt.pickles.archive import open_torch_file
 from mds_ckpt.read_options import ReadOptions
-from mds_ckpt.regular_file import RegularFile
+from mds_ckpt.tensors.box import extents, size
 
 __all__ = ["Sources", "read_torch_dist"]
 

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mds_ckpt.build import item_size
-from mds_ckpt.dtype import numpy_dtype
 from mds_ckpt.errors import RejectedError
+from mds_ckpt.files.regular_file import OpenFile, RegularFile
+from mds_ckpt.files.zip_directory import Member, locate, read_directory
 from mds_ckpt.formats.torch_dist.metadata import Place
-from mds_ckpt.records import StorageRef, TensorRef
-from mds_ckpt.regular_file import OpenFile, RegularFile
-from mds_ckpt.unpickle import PickleError, PickleLimits, Unpickled, unpickle
-from mds_ckpt.zip_directory import Member, locate, read_directory
+from mds_ckpt.pickles.build import item_size
+from mds_ckpt.pickles.records import StorageRef, TensorRef
+from mds_ckpt.pickles.unpickle import PickleError, PickleLimits, Unpickled, unpickle
+from mds_ckpt.tensors.dtype import numpy_dtype
 
 if TYPE_CHECKING:
     from mds_ckpt.checkpoint import Array

@@ -1,0 +1,1 @@
+"""Files of an untrusted folder, opened, parsed and written strictly. Knows no checkpoints."""

@@ -1,0 +1,294 @@
+"""Safetensors files: tensors read where they are asked for; a writer that streams and digests."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from mds_ckpt.errors import RejectedError
+from mds_ckpt.files.file_operations import REAL, FileOperations
+from mds_ckpt.files.regular_file import OpenFile, RegularFile
+from mds_ckpt.files.safetensors_header import (
+    Header,
+    TensorEntry,
+    TensorSpec,
+    header_bytes,
+    read_header,
+)
+from mds_ckpt.tensors.checksum import as_hex, crc32c
+from mds_ckpt.tensors.dtype import dtype_name, numpy_dtype
+
+__all__ = [
+    "Header",
+    "SafetensorsFile",
+    "SafetensorsWriter",
+    "StoredTensor",
+    "TensorEntry",
+    "TensorSpec",
+    "WrittenFile",
+]
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_CHUNK = 4 << 20
+
+
+class SafetensorsFile:
+    """A safetensors file; its header is read and checked at the first question.
+
+    Args:
+        path: The file.
+        cache_links: Follow links of a Hugging Face cache.
+    """
+
+    def __init__(self, path: Path, *, cache_links: bool = False) -> None:
+        self.path = path
+        self.file = RegularFile(path, cache_links=cache_links)
+        self._header: Header | None = None
+
+    @property
+    def header(self) -> Header:
+        """The checked header."""
+        if self._header is None:
+            with self.file.open() as file:
+                self._header = read_header(file)
+        return self._header
+
+    def entry(self, name: str) -> TensorEntry:
+        """The tensor ``name``; RejectedError if the file does not hold it."""
+        try:
+            return self.header.entries[name]
+        except KeyError:
+            raise RejectedError(
+                self.path,
+                "the file does not hold it",
+                remedy="use an older checkpoint or a copy",
+                tensor=name,
+            ) from None
+
+
+class StoredTensor:
+    """The elements of one tensor of a safetensors file; a source for ``checkpoint.StoredPiece``.
+
+    Args:
+        file: The file.
+        key: The tensor's name in it.
+        dtype: The number type that it must have.
+        shape: The shape that it must have.
+        checksum: crc32c of its bytes in hex, compared at the first touch; None if none is known.
+    """
+
+    def __init__(
+        self,
+        file: SafetensorsFile,
+        key: str,
+        *,
+        dtype: str,
+        shape: Sequence[int],
+        checksum: str | None = None,
+    ) -> None:
+        self._file = file
+        self._key = key
+        self._dtype = dtype
+        self._shape = tuple(shape)
+        self._checksum = checksum
+
+    def read(self, start: int, stop: int) -> np.ndarray[Any, Any]:
+        """Elements ``[start, stop)`` in row-major order, as a 1-D array."""
+        import numpy as np
+
+        entry = self.entry()
+        result = np.empty(stop - start, numpy_dtype(self._dtype))
+        data = result.view(np.uint8)
+        with self._file.file.open() as file:
+            whole = data.size == entry.stop - entry.start
+            if not whole:
+                self._check_stream(file, entry)
+            file.read_into(data.data, entry.start + start * result.itemsize)
+        if whole and self._checksum is not None:
+            self._compare(crc32c(data))
+        return result
+
+    def entry(self) -> TensorEntry:
+        """Where the file has it; RejectedError if it is not what was promised."""
+        entry = self._file.entry(self._key)
+        if (entry.dtype, entry.shape) != (self._dtype, self._shape):
+            raise self._rejected(
+                f"the file holds {entry.dtype} {list(entry.shape)} where {self._dtype} "
+                f"{list(self._shape)} was promised"
+            )
+        return entry
+
+    def check(self) -> None:
+        """Read all bytes once and compare their checksum, if one is known."""
+        with self._file.file.open() as file:
+            self._check_stream(file, self.entry())
+
+    def _check_stream(self, file: OpenFile, entry: TensorEntry) -> None:
+        import numpy as np
+
+        if self._checksum is None:
+            return
+        buffer = np.empty(min(_CHUNK, entry.stop - entry.start), np.uint8)
+        crc = 0
+        for offset in range(entry.start, entry.stop, _CHUNK):
+            part = buffer[: min(_CHUNK, entry.stop - offset)]
+            file.read_into(part.data, offset)
+            crc = crc32c(part, crc=crc)
+        self._compare(crc)
+
+    def _compare(self, crc: int) -> None:
+        if as_hex(crc) != self._checksum:
+            raise self._rejected(
+                f"its bytes have checksum {as_hex(crc)} where {self._checksum} was written"
+            )
+        self._checksum = None  # checked; not again
+
+    def _rejected(self, reason: str) -> RejectedError:
+        remedy = "use an older checkpoint or a copy"
+        return RejectedError(self._file.path, reason, remedy=remedy, tensor=self._key)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenFile:
+    """What was written: size, digest of the file, and checksum of each tensor's bytes."""
+
+    name: str
+    size: int
+    sha256: str
+    crc32c: Mapping[str, str]
+
+
+class SafetensorsWriter:
+    """Writes tensors one after the other into a new file; knows its digests at the end.
+
+    The tensors are declared first, since the header stands before the data. They are then written
+    in the declared order, each whole or in parts, so that no more than one part is in memory.
+
+    Args:
+        path: A file that does not exist yet.
+        specs: The tensors. Put wide number types first: then every tensor is aligned.
+        metadata: Strings for the header.
+        digests: Compute them; where nothing will record them, they are a quarter of the work, and
+            the result has empty strings.
+        operations: The disk.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        specs: Sequence[TensorSpec],
+        *,
+        metadata: Mapping[str, str] | None = None,
+        digests: bool = True,
+        operations: FileOperations = REAL,
+    ) -> None:
+        header = header_bytes(specs, metadata=metadata)
+        self.path = path
+        self._specs = list(specs)
+        self._operations = operations
+        self._digest = hashlib.sha256() if digests else None
+        self._checksums: dict[str, str] = {}
+        self._crc = 0
+        self._missing = 0
+        self._size = 0
+        self._result: WrittenFile | None = None
+        self._file = operations.create(path)
+        try:
+            self._put(memoryview(header))
+        except BaseException:
+            self._file.close()
+            raise
+        self._begin_next()
+
+    def write(self, name: str, array: np.ndarray[Any, Any]) -> None:
+        """Write the next tensor, or its next rows, in row-major order.
+
+        Args:
+            name: The tensor's name, to catch a wrong order.
+            array: Elements of the declared type, any shape.
+        """
+        if not self._specs or self._specs[0].name != name:
+            expected = self._specs[0].name if self._specs else "nothing more"
+            raise ValueError(f"tensor '{name}' was written where {expected!r} was declared")
+        spec = self._specs[0]
+        if dtype_name(array.dtype) != spec.dtype or array.nbytes > self._missing:
+            raise ValueError(
+                f"tensor '{name}' was declared as {spec.dtype} {list(spec.shape)} and "
+                f"{array.dtype} {list(array.shape)} was given"
+            )
+        for part in little_endian_chunks(array):
+            self._put(part.data)
+            if self._digest is not None:
+                self._crc = crc32c(part, crc=self._crc)
+            self._missing -= part.size
+        self._finish_if_complete()
+
+    def _begin_next(self) -> None:
+        self._crc = 0
+        self._missing = self._specs[0].nbytes if self._specs else 0
+
+    def _finish_if_complete(self) -> None:
+        if self._missing == 0:
+            checksum = "" if self._digest is None else as_hex(self._crc)
+            self._checksums[self._specs.pop(0).name] = checksum
+            self._begin_next()
+
+    def _put(self, data: memoryview) -> None:
+        self._operations.write(self._file, data)
+        if self._digest is not None:
+            self._digest.update(data)
+        self._size += len(data)
+
+    def close(self) -> WrittenFile:
+        """Force the file to the disk; ValueError if a declared tensor was not written whole."""
+        if self._result is None:
+            with self._file:
+                if self._specs:
+                    raise ValueError(f"tensor '{self._specs[0].name}' was declared, not written")
+                self._operations.sync(self._file)
+            self._result = WrittenFile(
+                name=self.path.name,
+                size=self._size,
+                sha256="" if self._digest is None else self._digest.hexdigest(),
+                crc32c=self._checksums,
+            )
+        return self._result
+
+    @property
+    def result(self) -> WrittenFile:
+        """What was written; only after :meth:`close`."""
+        if self._result is None:
+            raise ValueError(f"{self.path} is not closed yet")
+        return self._result
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._file.close()
+
+
+def little_endian_chunks(
+    array: np.ndarray[Any, Any],
+) -> Iterator[np.ndarray[Any, np.dtype[np.uint8]]]:
+    """The array's bytes in row-major order as views of at most a few MiB (or one copy of it)."""
+    import numpy as np
+
+    wanted = numpy_dtype(dtype_name(array.dtype))
+    flat = np.ascontiguousarray(array, dtype=wanted).reshape(-1).view(np.uint8)
+    for start in range(0, flat.size, _CHUNK):
+        yield flat[start : start + _CHUNK]

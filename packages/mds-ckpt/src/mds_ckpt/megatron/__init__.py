@@ -1,0 +1,1 @@
+"""Checkpoints of Megatron and Megatron-DeepSpeed: names, layouts, readers, targets."""

@@ -1,0 +1,224 @@
+"""Read the optimizer files of a DeepSpeed checkpoint: fp32 masters and Adam's moments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mds_ckpt.checkpoint import LazyTensor
+from mds_ckpt.errors import RejectedError
+from mds_ckpt.megatron.assemble import Assembly, Fragment, MissingTensor
+from mds_ckpt.megatron.deepspeed_folder import Listing
+from mds_ckpt.megatron.indexed_state import IndexedError, indexed_groups, indexed_parts
+from mds_ckpt.megatron.legacy_model import Degrees, ModelReading, known_name
+from mds_ckpt.megatron.naming import Named, flatten
+from mds_ckpt.megatron.pipeline_names import PipelineNames
+from mds_ckpt.megatron.zero import (
+    FlatPart,
+    ZeroError,
+    is_stage_3,
+    optimizer_state,
+    optimizer_step,
+    shapes_of,
+    split_parts,
+    stage_3_parts,
+    stage_of,
+)
+from mds_ckpt.pickles.archive import TorchFile
+from mds_ckpt.pickles.records import TensorRef
+from mds_ckpt.pickles.torch_files import TorchFiles
+
+__all__ = ["OptimizerFiles"]
+
+
+class OptimizerFiles:
+    """The optimizer's side of one checkpoint.
+
+    Args:
+        listing: The folder's files.
+        files: Opens them.
+        reading: The model.
+        degrees: The layout.
+        names: Names of a pipeline's parameters; empty without one.
+        shapes: Local shapes of the weights, by canonical name.
+    """
+
+    def __init__(
+        self,
+        listing: Listing,
+        files: TorchFiles,
+        reading: ModelReading,
+        degrees: Degrees,
+        names: PipelineNames,
+        shapes: Mapping[str, tuple[int, ...]],
+    ) -> None:
+        self._listing = listing
+        self._files = files
+        self._reading = reading
+        self._degrees = degrees
+        self._names = names
+        self._shapes = shapes
+
+    def _resolve(self, name: str) -> Named | None:
+        if self._listing.layers:
+            return self._names.canonical(name)
+        return self._reading.canonical(name)
+
+    def name_what_is_missing(
+        self, states: dict[str, dict[str, LazyTensor]], reason: str | None
+    ) -> None:
+        """Parameters that lie in missing shards only: they are there, and can't be read."""
+        weights = states.get("weight", {})
+        for state, found in states.items():
+            absent = [n for n in weights if n not in found and ".local_experts." not in n]
+            if state == "weight" or not absent:
+                continue
+            if reason is None:
+                self._reading.note(f"{len(absent)} parameters have no {state} (they are frozen)")
+                continue
+            for name in absent:
+                error = RejectedError(
+                    self._listing.folder,
+                    reason,
+                    remedy="copy the files that are missing, or convert with --weights-only",
+                    tensor=f"{name} ({state})",
+                )
+                found[name] = MissingTensor(name, weights[name].shape, "F32", error=error)
+
+    def step(self, head: TorchFile) -> int | None:
+        """The optimizer's own count of steps, or None."""
+        for path in self._listing.optimizers.values():
+            file = self._files.open(path)
+            stored = optimizer_step(optimizer_state(file))
+            return int(file.read(stored)) if isinstance(stored, TensorRef) else stored
+        return self._reading.indexed_step(head)
+
+    def add_to(self, assembly: Assembly) -> int:
+        """Add masters and moments; return the ZeRO stage."""
+        if not self._listing.optimizers:
+            self._add_stage_0(assembly)
+            return 0
+        stage = 1
+        for rank in range(self._degrees.tp * self._degrees.pp):
+            files = self._optimizer_files(rank, assembly)
+            if not files:
+                continue
+            try:
+                states = [optimizer_state(file) for file in files]
+                stage = stage_of(states[0])
+                self._keep_groups(states[0])
+                self._add_parts(assembly, rank, files, stage_3=is_stage_3(states[0]))
+            except ZeroError as error:
+                self._no_optimizer(files[0].path, str(error), stage)
+        return stage
+
+    def _keep_groups(self, state: Mapping[str, Any]) -> None:
+        """Hyperparameters are the same on every rank; the names are gathered from all of them."""
+        base = state.get("base_optimizer_state") or state.get("optimizer_state_dict")
+        groups = base.get("param_groups") if isinstance(base, Mapping) else None
+        names: list[dict[str, None]] = []
+        for rank in range(self._degrees.tp * self._degrees.pp):
+            for index, group in enumerate(self._param_shapes(rank) or ()):
+                names.extend({} for _ in range(index + 1 - len(names)))
+                resolved = (self._resolve(name) for name in group)
+                names[index].update({named.name: None for named in resolved if named is not None})
+        self._reading.keep_groups(groups, state.get("loss_scaler"), [list(n) for n in names])
+
+    def _no_optimizer(self, path: Path, reason: str, stage: int) -> None:
+        if stage == 3:
+            raise RejectedError(path, reason, remedy="copy the files again") from None
+        self._reading.note(f"optimizer files: {reason}; masters and moments are not read")
+
+    def _optimizer_files(self, rank: int, assembly: Assembly) -> list[TorchFile]:
+        ranks = sorted(dp for dp, mp in self._listing.optimizers if mp == rank)
+        files = [self._files.open(self._listing.optimizers[dp, rank]) for dp in ranks]
+        expected = self._degrees.dp or len(ranks)
+        if ranks != list(range(expected)):
+            missing = sorted(set(range(expected)) - set(ranks))
+            reason = (
+                f"{expected} optimizer files of model-parallel rank {rank} expected, "
+                f"{len(ranks)} found, data-parallel rank {missing[:8]} missing"
+                if missing
+                else f"{expected} optimizer files expected, {len(ranks)} found"
+            )
+            if self._is_stage_3(files):
+                remedy = f"copy zero_pp_rank_{missing[0]}_mp_rank_{rank:02d}_optim_states.pt here"
+                raise RejectedError(self._listing.folder, reason, remedy=remedy)
+            assembly.incomplete = reason
+            self._reading.note(f"{reason}; masters and moments can't be read")
+        return files
+
+    def _is_stage_3(self, files: Sequence[TorchFile]) -> bool:
+        return bool(self._listing.stage_3_models) or any(
+            is_stage_3(optimizer_state(file)) for file in files
+        )
+
+    def _add_parts(
+        self, assembly: Assembly, rank: int, files: Sequence[TorchFile], *, stage_3: bool
+    ) -> None:
+        shapes = self._param_shapes(rank)
+        if not stage_3:
+            parts = split_parts(files, shapes)
+        elif shapes is None:
+            raise ZeroError("the model file has no param_shapes")
+        else:
+            parts = stage_3_parts(files, shapes)
+        local = {name: shape for group in shapes or () for name, shape in group.items()}
+        for part in parts:
+            self._add_part(assembly, rank, part, local.get(part.name))
+
+    def _param_shapes(self, rank: int) -> Sequence[Mapping[str, tuple[int, ...]]] | None:
+        path = self._listing.models.get((rank,)) or self._listing.stage_3_models.get((0, rank))
+        return None if path is None else shapes_of(self._files.open(path).value.get("param_shapes"))
+
+    def _add_part(
+        self, assembly: Assembly, rank: int, part: FlatPart, shape: tuple[int, ...] | None
+    ) -> None:
+        stage = rank // self._degrees.tp
+        if ".deepspeed_experts." in part.name:
+            self._reading.note("masters and moments of experts are not read")
+            return
+        named = known_name(part.source.file.path, self._resolve(part.name), part.name)
+        if stage > 0 and self._names.is_dead_copy(part.name):
+            return
+        shape = shape or self._shapes.get(named.name)
+        if shape is None:
+            raise ZeroError(f"the shape of '{part.name}' is not stored")
+        if part.stop > math.prod(shape):
+            raise ZeroError(f"'{part.name}' has more elements than its shape {list(shape)}")
+        fragment = Fragment(
+            tp_rank=rank % self._degrees.tp,
+            local_shape=shape,
+            start=part.start,
+            stop=part.stop,
+            dtype=part.dtype,
+            source=part.source,
+            copy=stage if self._names.is_tied(part.name) else 0,
+        )
+        assembly.add(named, part.state, fragment)
+
+    def _add_stage_0(self, assembly: Assembly) -> None:
+        """Without ZeRO the optimizer's whole state is in the model files, by number."""
+        if self._listing.layers or self._degrees.pp > 1:
+            if any(
+                self._files.open(path).value.get("optimizer")
+                for path in self._listing.models.values()
+            ):
+                self._reading.note("optimizer state of a pipeline without ZeRO is not read")
+            return
+        for rank in range(self._degrees.tp):
+            file = self._files.open(self._listing.models[rank,])
+            module = file.value.get("module")
+            if not file.value.get("optimizer") or not isinstance(module, Mapping):
+                continue
+            try:
+                parts = list(indexed_parts(file, file.value["optimizer"], dict(flatten(module))))
+            except IndexedError as error:
+                self._reading.note(f"{file.path.name}: {error}; masters and moments are not read")
+                return
+            for part, shape in parts:
+                self._add_part(assembly, rank, part, shape)
+            groups = indexed_groups(file.value["optimizer"])
+            self._reading.keep_groups(groups, file.value["optimizer"].get("loss_scaler"), [])

@@ -1,0 +1,198 @@
+"""Read a DeepSpeed checkpoint folder into canonical tensors: weights, masters, Adam's moments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from mds_ckpt.checkpoint import Checkpoint, LazyTensor
+from mds_ckpt.errors import RejectedError
+from mds_ckpt.megatron.assemble import Assembly, CastTensor, Fragment, TorchSource
+from mds_ckpt.megatron.deepspeed_folder import Listing, list_folder
+from mds_ckpt.megatron.deepspeed_optimizer import OptimizerFiles
+from mds_ckpt.megatron.legacy_model import ModelReading, known_name, read_degrees
+from mds_ckpt.megatron.naming import Named, flatten
+from mds_ckpt.megatron.pipeline_names import PipelineNames
+from mds_ckpt.megatron.zero import shapes_of
+from mds_ckpt.pickles.archive import TorchFile
+from mds_ckpt.pickles.records import TensorRef
+from mds_ckpt.pickles.torch_files import TorchFiles, state_of
+from mds_ckpt.read_options import ReadOptions
+
+__all__ = ["read_deepspeed"]
+
+
+def read_deepspeed(folder: Path, options: ReadOptions) -> Checkpoint:
+    """Open the checkpoint in ``folder``. Reads the files' pickles and no tensor data.
+
+    Raises:
+        RejectedError: A file that is needed is missing, damaged or hostile.
+    """
+    return _Reader(list_folder(folder), options).read()
+
+
+class _Reader:
+    def __init__(self, listing: Listing, options: ReadOptions) -> None:
+        self._listing = listing
+        self._options = options
+        self._folder = listing.folder
+        self._files = TorchFiles()
+        main = {**listing.stage_3_models, **listing.models} or listing.layers
+        self._head = self._files.open(min(main.items())[1])
+        self._degrees = read_degrees(listing, state_of(self._head))
+        self._names = self._pipeline_names() if listing.layers else PipelineNames({})
+        self._check_blocks()
+
+    def read(self) -> Checkpoint:
+        has_fpdt = any("qkv_linear_weight" in name for name in self._first_names())
+        reading = ModelReading(
+            self._folder,
+            state_of(self._head),
+            self._options,
+            tp_size=self._degrees.tp,
+            names=list(self._first_names()),
+            has_fpdt_names=has_fpdt,
+        )
+        self._reading = reading
+        assembly = Assembly(self._folder, reading.facts, replicated=self._options.replicated)
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._add_weights(assembly)
+        optimizer = OptimizerFiles(
+            self._listing, self._files, reading, self._degrees, self._names, self._shapes
+        )
+        stage = optimizer.add_to(assembly)
+        states = assembly.states()
+        optimizer.name_what_is_missing(states, assembly.incomplete)
+        if not states.get("weight"):
+            states = self._weights_from_masters(states)
+        step = optimizer.step(self._head)
+        return reading.checkpoint("deepspeed", states, self._degrees, zero_stage=stage, step=step)
+
+    # Names
+
+    def _pipeline_names(self) -> PipelineNames:
+        first = min(tp for _, tp in self._listing.layers)
+        # Rank by rank, so a file that only one rank lacks is named as such when weights are read.
+        return PipelineNames(
+            {
+                layer: list(self._files.open(path).value)
+                for (layer, tp), path in sorted(self._listing.layers.items())
+                if tp == first
+            }
+        )
+
+    def _check_blocks(self) -> None:
+        """Blocks are numbered by their order, so a hole would shift all that follow it."""
+        missing = self._names.missing_blocks()
+        if missing:
+            raise RejectedError(
+                self._folder,
+                f"layer {missing[0]} has no files ({len(missing)} missing between its neighbours)",
+                remedy=f"copy layer_{missing[0]:02d}-model_*-model_states.pt here",
+            )
+
+    def _first_names(self) -> Iterator[str]:
+        if self._listing.layers:
+            yield from self._names.flat_names()
+            return
+        module = state_of(self._head).get("module")
+        for name, _ in flatten(module) if isinstance(module, Mapping) else ():
+            yield name
+        for group in shapes_of(state_of(self._head).get("param_shapes")) or ():
+            yield from group
+
+    def _resolve(self, name: str) -> Named | None:
+        if self._listing.layers:
+            return self._names.canonical(name)
+        return self._reading.canonical(name)
+
+    # Weights
+
+    def _add_weights(self, assembly: Assembly) -> None:
+        if self._listing.layers:
+            self._add_layer_files(assembly)
+        elif self._listing.models:
+            self._add_modules(assembly)
+        self._add_experts(assembly)
+
+    def _add_layer_files(self, assembly: Assembly) -> None:
+        layers = sorted({layer for layer, _ in self._listing.layers})
+        for layer in layers:
+            for tp in range(self._degrees.tp):
+                path = self._listing.layers.get((layer, tp))
+                if path is None:
+                    raise RejectedError(
+                        self._folder,
+                        f"layer {layer} has no file of tensor-parallel rank {tp} "
+                        f"({self._degrees.tp} expected)",
+                        remedy=f"copy layer_{layer:02d}-model_{tp:02d}-model_states.pt here",
+                    )
+                file = self._files.open(path)
+                for key, tensor in flatten(file.value):
+                    if isinstance(tensor, TensorRef):
+                        named = known_name(path, self._names.of_file(layer, key), key)
+                        self._add_weight(assembly, named, file, tensor, tp)
+
+    def _add_modules(self, assembly: Assembly) -> None:
+        for rank in range(self._degrees.tp * self._degrees.pp):
+            path = self._listing.models.get((rank,))
+            if path is None:
+                raise RejectedError(
+                    self._folder,
+                    f"model-parallel rank {rank} has no file "
+                    f"({self._degrees.tp * self._degrees.pp} expected)",
+                    remedy=f"copy mp_rank_{rank:02d}_model_states.pt here",
+                )
+            file = self._files.open(path)
+            module = file.value.get("module")
+            if not isinstance(module, Mapping):
+                raise RejectedError(
+                    path, "its module is not a dictionary", remedy="copy the layer_* files too"
+                )
+            for key, tensor in flatten(module):
+                # DeepSpeed's MoE saves a second copy of local experts under a broken prefix.
+                if isinstance(tensor, TensorRef) and not key.startswith("encoderlayers."):
+                    named = known_name(path, self._reading.canonical(key), key)
+                    self._add_weight(assembly, named, file, tensor, rank % self._degrees.tp)
+
+    def _add_experts(self, assembly: Assembly) -> None:
+        for (_, _, rank), path in sorted(self._listing.experts.items()):
+            file = self._files.open(path)
+            for key, tensor in flatten(file.value):
+                if isinstance(tensor, TensorRef):
+                    named = known_name(path, self._resolve(key), key)
+                    self._add_weight(assembly, named, file, tensor, rank % self._degrees.tp)
+
+    def _add_weight(
+        self, assembly: Assembly, named: Named, file: TorchFile, tensor: TensorRef, tp_rank: int
+    ) -> None:
+        if named.name in self._reading.dropped or (0 in tensor.shape and tensor.shape):
+            return
+        self._shapes[named.name] = tensor.shape
+        fragment = Fragment(
+            tp_rank=tp_rank,
+            local_shape=tensor.shape,
+            start=0,
+            stop=tensor.numel,
+            dtype=tensor.dtype,
+            source=TorchSource(file, tensor),
+        )
+        assembly.add(named, "weight", fragment)
+
+    def _weights_from_masters(
+        self, states: Mapping[str, Mapping[str, LazyTensor]]
+    ) -> dict[str, dict[str, LazyTensor]]:
+        """Stage 3 keeps masters only; the run's weights are these, rounded to its number type."""
+        masters = dict(states.get("master", {}))
+        if not masters:
+            raise RejectedError(
+                self._folder,
+                "it holds no weights and no optimizer files to take them from",
+                remedy="copy the zero_pp_rank_*_optim_states.pt files here",
+            )
+        dtype = self._reading.dtype
+        rest = {state: dict(found) for state, found in states.items() if state != "weight"}
+        if dtype == "F32":
+            rest.pop("master")
+            return {"weight": masters, **rest}
+        return {"weight": {n: CastTensor(t, dtype) for n, t in masters.items()}, **rest}

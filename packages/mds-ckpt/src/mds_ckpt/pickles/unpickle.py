@@ -1,0 +1,116 @@
+"""Read a pickle as data: opcodes are interpreted by our own machine, nothing is imported or called.
+
+Containers and numbers become Python's own. Tensors, storages, enums, namespaces and every foreign
+object become the inert records of ``mds_ckpt.pickles.records``. Opcodes that only an attack needs
+are refused, and so is anything that makes the value larger, deeper or slower to walk than a real
+checkpoint is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mds_ckpt.pickles.machine import Machine, PickleError, PickleLimits
+from mds_ckpt.pickles.opcodes import run
+from mds_ckpt.pickles.records import Namespace, Opaque, StorageRef
+
+__all__ = ["PickleError", "PickleLimits", "Unpickled", "unpickle", "unpickle_next"]
+
+DEFAULT_LIMITS = PickleLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class Unpickled:
+    """The value of one pickle, the storages it refers to, and the byte after its end."""
+
+    value: Any
+    storages: Mapping[str, StorageRef]
+    end: int
+
+
+def unpickle(data: bytes, *, limits: PickleLimits = DEFAULT_LIMITS) -> Unpickled:
+    """Read the one pickle that ``data`` holds.
+
+    Returns:
+        Dictionaries, lists, tuples, sets, strings, bytes, numbers and the records of
+        ``mds_ckpt.pickles.records``. The value is finite: without cycles, at most
+        ``limits.depth`` deep and ``limits.nodes`` large.
+
+    Raises:
+        PickleError: The pickle is broken, names something dangerous, or is beyond the limits.
+    """
+    result = unpickle_next(data, 0, limits=limits)
+    if result.end != len(data):
+        raise PickleError(f"{len(data) - result.end} bytes follow its end at byte {result.end}")
+    return result
+
+
+def unpickle_next(data: bytes, start: int, *, limits: PickleLimits = DEFAULT_LIMITS) -> Unpickled:
+    """Read the pickle that begins at byte ``start``; others may follow it."""
+    if len(data) - start > limits.size:
+        raise PickleError(f"it has {len(data) - start} bytes, over the limit of {limits.size}")
+    machine = Machine(data, start, limits)
+    value = run(machine)
+    _check_finite(value, limits)
+    return Unpickled(value, machine.storages, machine.position)
+
+
+def _children(value: Any) -> tuple[Any, ...] | list[Any]:
+    if isinstance(value, list | tuple):
+        return value
+    if isinstance(value, dict):
+        return [*value.keys(), *value.values()]
+    if isinstance(value, Namespace):
+        return list(value.fields.values())
+    if isinstance(value, Opaque):
+        return (value.args, value.kwargs, value.state, value.items)
+    if isinstance(value, set | frozenset):
+        return list(value)
+    return ()
+
+
+_CONTAINERS = (list, tuple, dict, set, frozenset, Namespace, Opaque)
+
+
+def _check_finite(root: Any, limits: PickleLimits) -> None:
+    """Refuse cycles, deep nesting, and a few bytes that stand for a value too large to walk.
+
+    Shared values are measured once and counted each time: 40 levels of pairs of one and the same
+    pair are 2**40 values.
+    """
+    measured: dict[int, tuple[int, int]] = {}
+    open_ids: set[int] = set()
+    pending: list[tuple[Any, bool]] = [(root, False)]
+    while pending:
+        value, is_done = pending.pop()
+        if not isinstance(value, _CONTAINERS):
+            continue
+        if is_done:
+            open_ids.discard(id(value))
+            measured[id(value)] = _measure(value, measured, limits)
+        elif id(value) in open_ids:
+            raise PickleError("a value contains itself")
+        elif id(value) not in measured:
+            open_ids.add(id(value))
+            pending.append((value, True))
+            pending.extend((child, False) for child in _children(value))
+
+
+def _measure(
+    value: Any, measured: Mapping[int, tuple[int, int]], limits: PickleLimits
+) -> tuple[int, int]:
+    nodes, depth = 1, 0
+    for child in _children(value):
+        if isinstance(child, _CONTAINERS):
+            child_nodes, child_depth = measured[id(child)]
+            nodes += child_nodes
+            depth = max(depth, child_depth)
+        else:
+            nodes += 1 + (len(child) >> 8 if isinstance(child, str | bytes) else 0)
+    if nodes > limits.nodes:
+        raise PickleError(f"one value stands for more than {limits.nodes} others")
+    if depth >= limits.depth:
+        raise PickleError(f"containers are nested more than {limits.depth} deep")
+    return nodes, depth + 1

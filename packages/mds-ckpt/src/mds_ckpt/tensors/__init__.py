@@ -1,0 +1,1 @@
+"""Arithmetic on tensors: boxes, number types, digests, row orders."""

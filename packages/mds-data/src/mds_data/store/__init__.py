@@ -1,0 +1,1 @@
+"""Token stores: opened, written, changed and checked; Megatron's pairs beside them."""

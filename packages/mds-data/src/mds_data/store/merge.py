@@ -1,0 +1,180 @@
+"""Join stores without rewriting them: each becomes a segment, by hard links where possible."""
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from mds_data.errors import StoreError
+from mds_data.store.commit import FileOperations, PartialFolder, check_free_name, put_file, sweep
+from mds_data.store.folder import StoreFolder, read_manifest
+from mds_data.store.indexed_dataset import pair_prefix, read_indexed_dataset
+from mds_data.store.lock import StoreLock
+from mds_data.store.megatron import import_megatron, largest_id
+from mds_data.store.schema import (
+    MANIFEST_NAME,
+    Counts,
+    FileRecord,
+    Manifest,
+    Segment,
+    TokenizerRecord,
+)
+from mds_data.store.split import split_ranges
+from mds_data.store.token_store import store_parts
+from mds_data.store.writer import new_uuid, put_groups, timestamp
+
+__all__ = ["merge_stores"]
+
+
+def merge_stores(
+    sources: Sequence[str | os.PathLike[str]],
+    target: str | os.PathLike[str],
+    *,
+    split: str | Mapping[str, tuple[float, float]] | None = None,
+    operations: FileOperations | None = None,
+) -> Manifest:
+    """Join stores in the order given; documents and tokens run on from one to the next.
+
+    Args:
+        sources: Stores with the same vocabulary, end-of-document id and tokenizer, or Megatron
+            pairs, which are written as stores on the way. A source may stand twice.
+        target: The merged store's folder; it must not exist yet.
+        split: The split of all documents together.
+        operations: Where file operations go.
+
+    Raises:
+        StoreError: The sources don't go together.
+    """
+    paths = [Path(source) for source in sources]
+    if not paths:
+        raise ValueError("a merge needs at least one source")
+    root = Path(target)
+    check_free_name(root)
+    vocab_size = _common_vocabulary(paths)
+    ranges = split_ranges(split)
+    root.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        stack.enter_context(StoreLock(root))
+        sweep(root)
+        partial = PartialFolder(root, operations=operations or FileOperations())
+        stack.callback(partial.discard)
+        segments = [
+            _put_segment(partial, path, f"segments/{number:04d}", vocab_size=vocab_size)
+            for number, path in enumerate(paths)
+        ]
+        first = _read(partial.path / segments[0].path)
+        files = put_groups(partial, columns=False)
+        tokenizer = _put_tokenizer(partial, first, partial.path / segments[0].path, files)
+        manifest = Manifest(
+            uuid=new_uuid(files),
+            created=timestamp(),
+            requires=("segments/1",),
+            vocab_size=vocab_size,
+            eod_id=first.eod_id,
+            dtype=first.dtype,
+            layout=first.layout,
+            counts=_counts([_read(partial.path / segment.path) for segment in segments]),
+            files=files,
+            tokenizer=tokenizer,
+            split=ranges,
+            segments=tuple(segments),
+            provenance={"transforms": [{"name": "merge", "arguments": {"sources": len(paths)}}]},
+        )
+        for part in store_parts(partial.path, manifest):
+            part.tokens.close()
+        partial.publish(manifest)
+        return manifest
+
+
+def _read(root: Path) -> Manifest:
+    return read_manifest(root)[0]
+
+
+def _common_vocabulary(paths: Sequence[Path]) -> int:
+    """The sources' vocabulary, after a check that one store can hold them all."""
+    stores = {path: _read(path) for path in paths if not _is_pair(path)}
+    pairs = {path: read_indexed_dataset(path) for path in paths if _is_pair(path)}
+    facts: dict[str, dict[object, Path]] = {"vocab_size": {}, "eod_id": {}, "tokenizer": {}}
+    for path, manifest in stores.items():
+        tokenizer = manifest.tokenizer.sha256 if manifest.tokenizer else None
+        facts["vocab_size"].setdefault(manifest.vocab_size, path)
+        facts["eod_id"].setdefault(manifest.eod_id, path)
+        facts["tokenizer"].setdefault(tokenizer, path)
+    widths: dict[object, Path] = {}
+    for path, manifest in stores.items():
+        widths.setdefault(manifest.dtype, path)
+    for path, pair in pairs.items():
+        widths.setdefault(pair.tokens.dtype.name, path)
+    for fact, found in {"token type": widths, **facts}.items():
+        _check_one(fact, found)
+    known = next(iter(facts["vocab_size"]), None)
+    if isinstance(known, int):
+        return known
+    return max(largest_id(pair) for pair in pairs.values()) + 1
+
+
+def _check_one(fact: str, found: dict[object, Path]) -> None:
+    if len(found) > 1:
+        named = ", ".join(f"{path} has {value}" for value, path in found.items())
+        raise StoreError(
+            f"sources with different {fact} can't be merged: {named}; "
+            f"tokenise them alike, or leave one out"
+        )
+
+
+def _is_pair(path: Path) -> bool:
+    return not path.is_dir() and pair_prefix(path) is not None
+
+
+def _put_segment(
+    partial: PartialFolder, source: Path, relative: str, *, vocab_size: int
+) -> Segment:
+    if _is_pair(source):
+        partial.file(f"{relative}/x")
+        (partial.path / relative).rmdir()
+        import_megatron(source, partial.path / relative, vocab_size=vocab_size)
+    else:
+        _link_store(partial, source, relative)
+    manifest, data = read_manifest(partial.path / relative)
+    return Segment(
+        path=relative,
+        uuid=manifest.uuid,
+        revision=manifest.revision,
+        manifest_sha256=hashlib.sha256(data).hexdigest(),
+        documents=manifest.counts.documents,
+        tokens=manifest.counts.tokens,
+    )
+
+
+def _link_store(partial: PartialFolder, source: Path, relative: str) -> None:
+    """Give every file of a store, and of its segments, a second name below ``relative``."""
+    manifest, data = read_manifest(source)
+    folder = StoreFolder(source, manifest)
+    for name in manifest.files:
+        partial.operations.link(folder.path(name), partial.file(f"{relative}/{name}"))
+    for segment in manifest.segments:
+        _link_store(partial, source / segment.path, f"{relative}/{segment.path}")
+    put_file(partial.file(f"{relative}/{MANIFEST_NAME}"), data, operations=partial.operations)
+    StoreFolder(partial.path / relative, manifest)  # a source that changed meanwhile shows here
+
+
+def _put_tokenizer(
+    partial: PartialFolder, first: Manifest, segment: Path, files: dict[str, FileRecord]
+) -> TokenizerRecord | None:
+    if first.tokenizer is None:
+        return None
+    name = first.tokenizer.file
+    partial.operations.link(segment / name, partial.file(name))
+    files[name] = first.files[name]
+    return first.tokenizer
+
+
+def _counts(parts: Sequence[Manifest]) -> Counts:
+    sentences = [part.counts.sentences for part in parts]
+    known = [count for count in sentences if count is not None]
+    return Counts(
+        documents=sum(part.counts.documents for part in parts),
+        tokens=sum(part.counts.tokens for part in parts),
+        sentences=sum(known) if len(known) == len(sentences) else None,
+    )
