@@ -9,7 +9,7 @@ import torch
 
 from mds_kernels import BackendError, layer_norm, rms_norm, why
 from mds_kernels.apex_state import EXTENSIONS, inspect_apex
-from mds_kernels.backends.apex import norm
+from mds_kernels.backends.apex import adamw, norm
 from mds_kernels.dispatch import _choose
 
 
@@ -85,7 +85,7 @@ def test_some_compiled_parts_are_partial_and_the_others_named(site):
 
     assert report.state == "partial"
     assert "fused_layer_norm_cuda, fused_weight_gradient_mlp_cuda" in report.reason
-    assert norm.why_not() == report.reason
+    assert norm.why_not("cuda") == report.reason
 
 
 def test_parts_for_another_torch_are_broken_and_the_error_shown(site):
@@ -102,7 +102,7 @@ def test_a_whole_apex_is_ok(site):
     install(site, *EXTENSIONS)
 
     assert inspect_apex().state == "ok"
-    assert norm.why_not() is None
+    assert norm.why_not("cuda") is None
     assert "apex" not in sys.modules
     # It runs on CUDA only, and behind torch's own there.
     assert why("layer_norm", device="cuda").backend == "torch"
@@ -142,6 +142,24 @@ def test_the_stand_ins_of_the_case(cases_folder, monkeypatch, stand_in, state, t
     assert told in report.reason
     assert choice.backend == "torch"
     assert told in str(choice)
+
+
+def test_the_optimizer_of_apex_is_one_with_decoupled_weight_decay(site):
+    install(site, *EXTENSIONS)
+    (site / "apex" / "optimizers").mkdir()
+    (site / "apex" / "optimizers" / "__init__.py").write_text(
+        "import torch\n"
+        "def FusedAdam(parameters, adam_w_mode, **options):\n"
+        "    assert adam_w_mode\n"
+        "    return torch.optim.AdamW(parameters, **options)\n"
+    )
+    options = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}
+
+    optimizer = adamw.adamw([torch.ones(2)], **options)
+
+    assert {name: optimizer.defaults[name] for name in options} == options
+    assert why("adamw", device="cuda", backend="apex").backend == "apex"
+    assert ("apex", "usable, on request only") in why("adamw", device="cuda").others
 
 
 def test_importing_the_package_loads_no_backend_and_no_compiler():

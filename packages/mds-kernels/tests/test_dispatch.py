@@ -1,11 +1,15 @@
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
 
 import mds_kernels
+from mds_kernels import dispatch
 from mds_kernels.dispatch import BackendError, check_ranks_agree, implementation, why
 from mds_kernels.preference import unknown_variables, use_backend
-from mds_kernels.registry import OPS
+from mds_kernels.registry import BACKENDS, OPS, Implementation
+from mds_kernels.testing import run_ranks
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -14,6 +18,7 @@ def test_every_op_of_the_registry_is_public_and_runs_on_a_cpu(op):
     assert why(op).backend == "torch"
     for one in OPS[op]:
         assert one.target.startswith(f"mds_kernels.backends.{one.backend}.")
+        assert one.backend in BACKENDS
 
 
 def test_the_choice_names_the_others_and_why_not():
@@ -88,6 +93,53 @@ def test_auto_asks_for_nothing(monkeypatch):
     run = implementation("rope", device="cpu", dtype=torch.float32, backend=None)
 
     assert run.__module__ == "mds_kernels.backends.torch.rope"
+
+
+def test_inside_a_compiled_graph_auto_takes_plain_torch_for_what_the_compiler_fuses(monkeypatch):
+    other = Implementation(backend="cpu", target="mds_kernels.backends.torch.glu:swiglu")
+    monkeypatch.setattr(dispatch, "OPS", {**OPS, "swiglu": (other, *OPS["swiglu"])})
+    dispatch._choose.cache_clear()
+
+    eager, compiling = why("swiglu"), why("swiglu", compiling=True)
+    wished = why("swiglu", compiling=True, backend="cpu")
+    dispatch._choose.cache_clear()
+
+    assert eager.backend == "cpu"
+    assert compiling.backend == "torch"
+    assert compiling.reason == "which torch.compile fuses"
+    assert wished.backend == "cpu"
+
+
+def test_what_runs_on_request_only_is_passed_over(monkeypatch):
+    other = replace(OPS["rope"][0], backend="cpu", automatic=False)
+    monkeypatch.setattr(dispatch, "OPS", {**OPS, "rope": (other, *OPS["rope"])})
+    dispatch._choose.cache_clear()
+
+    assert why("rope").others == (("cpu", "usable, on request only"),)
+    assert why("rope", backend="cpu").backend == "cpu"
+    dispatch._choose.cache_clear()
+
+
+def compare_on_real_ranks(odd_rank):
+    if dist.get_rank() == odd_rank:
+        other = replace(OPS["rope"][0], backend="cpu")
+        dispatch.OPS = {**OPS, "rope": (other,)}
+    try:
+        check_ranks_agree(device="cpu", dtype=torch.float32, group=dist.group.WORLD)
+    except BackendError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("odd_rank", [None, 1])
+def test_real_ranks_are_all_told_when_one_is_odd(odd_rank):
+    told = run_ranks(compare_on_real_ranks, 2, odd_rank)
+
+    if odd_rank is None:
+        assert told == [None, None]
+    else:
+        assert told[0] == told[1]
+        assert "different backends of rope (rank 0 torch, rank 1 cpu)" in told[0]
 
 
 class _Group:

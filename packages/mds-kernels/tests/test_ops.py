@@ -20,14 +20,15 @@ from mds_kernels.check_cases import CASES
 from mds_kernels.registry import OPS
 from mds_kernels.testing import relative_error
 
-POINTWISE = [op for op in OPS if not op.endswith("cross_entropy")]
+IN_PLACE = ("wgrad_accumulate", "adamw")
+DIFFERENTIABLE = [op for op in OPS if not op.endswith("cross_entropy") and op not in IN_PLACE]
 FIRST = {check.op: check for check in reversed(CASES)}
 
 
 def inputs_of(op):
     check = FIRST[op]
     inputs = check.inputs(torch.Generator().manual_seed(0))
-    return check, inputs, [x for x in inputs.values() if x.requires_grad]
+    return check, inputs, [x for x in inputs.values() if x is not None and x.requires_grad]
 
 
 def gradients_of(function, inputs, leaves):
@@ -36,7 +37,7 @@ def gradients_of(function, inputs, leaves):
     return torch.autograd.grad(sum(one.square().sum() for one in results), leaves)
 
 
-@pytest.mark.parametrize("op", POINTWISE)
+@pytest.mark.parametrize("op", DIFFERENTIABLE)
 def test_it_compiles_into_one_graph_with_the_same_gradients(op):
     check, inputs, leaves = inputs_of(op)
 
@@ -52,7 +53,7 @@ def test_it_compiles_into_one_graph_with_the_same_gradients(op):
         assert relative_error(one, other) <= 1e-13
 
 
-@pytest.mark.parametrize("op", POINTWISE)
+@pytest.mark.parametrize("op", DIFFERENTIABLE)
 def test_activation_checkpointing_gives_the_same_gradients(op):
     check, inputs, leaves = inputs_of(op)
 
@@ -66,6 +67,29 @@ def test_activation_checkpointing_gives_the_same_gradients(op):
         gradients_of(again, inputs, leaves), gradients_of(call, inputs, leaves), strict=True
     ):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("op", DIFFERENTIABLE)
+def test_under_autocast_results_are_near_and_gradients_keep_their_dtype(op):
+    check, inputs, leaves = inputs_of(op)
+    single = {name: narrowed(x) for name, x in inputs.items()}
+    leaves = [x for x in single.values() if x is not None and x.requires_grad]
+
+    def call(**inputs):
+        return check.run(**inputs, **check.arguments)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours = gradients_of(call, single, leaves)
+
+    for one, other in zip(ours, gradients_of(call, single, leaves), strict=True):
+        assert one.dtype == torch.float32
+        assert relative_error(one, other) <= 0.05
+
+
+def narrowed(x):
+    if x is None or not x.is_floating_point():
+        return x
+    return x.detach().float().requires_grad_(x.requires_grad)
 
 
 def saved_bytes(function, *inputs):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["ApexReport", "ApexState", "inspect_apex"]
+__all__ = ["ApexReport", "ApexState", "inspect_apex", "why_not_apex"]
 
 ApexState = Literal["absent", "wrong-package", "python-only", "partial", "abi-broken", "ok"]
 
@@ -57,6 +57,14 @@ def inspect_apex() -> ApexReport:
         lacks = f"apex at {path} lacks {', '.join(missing)}"
         return ApexReport("partial", lacks, path, missing)
     return ApexReport("ok", f"NVIDIA apex at {path}, all parts load", path)
+
+
+def why_not_apex(extension: str) -> str | None:
+    """Return why a compiled part of this machine's apex can't be used, or None."""
+    report = inspect_apex()
+    if report.state == "ok" or (report.state == "partial" and extension not in report.missing):
+        return None
+    return report.reason
 
 
 def _apex_folder() -> Path | None:

@@ -107,6 +107,8 @@ def _evaluate(
     results = (returned,) if isinstance(returned, Tensor) else tuple(returned)
     named = {f"result {number}": result for number, result in enumerate(results)}
     differentiable = [result for result in results if result.requires_grad]
+    if not leaves:  # an op that changes its arguments in place, or an optimizer
+        return named
     gradients = torch.autograd.grad(
         differentiable,
         list(leaves.values()),

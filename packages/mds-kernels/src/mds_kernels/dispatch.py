@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from mds_kernels.preference import BackendError, Preference, preference
-from mds_kernels.registry import OPS, Implementation
+from mds_kernels.registry import FUSED_BY_COMPILER, OPS, Implementation
 
 __all__ = ["BackendError", "Choice", "check_ranks_agree", "implementation", "why"]
 
@@ -47,15 +47,21 @@ def implementation(
     Raises:
         BackendError: The backend asked for can't run it.
     """
-    module, function = _imported(op, device=device, dtype=dtype, backend=backend)
+    compiling = torch.compiler.is_compiling()
+    module, function = _imported(
+        op, device=device, dtype=dtype, backend=backend, compiling=compiling
+    )
     # torch.compile can trace this look-up, though neither an import nor a function as a constant.
     chosen: Callable[..., Any] = getattr(sys.modules[module], function)
     return chosen
 
 
-def _imported(op: str, *, device: str, dtype: torch.dtype, backend: str | None) -> tuple[str, str]:
+def _imported(
+    op: str, *, device: str, dtype: torch.dtype, backend: str | None, compiling: bool
+) -> tuple[str, str]:
     """Return module, already imported, and function of the choice."""
-    chosen = _choose(op, device, _name(dtype), preference(op, argument=backend))
+    wish = preference(op, argument=backend)
+    chosen = _choose(op, device, _name(dtype), wish, compiling=compiling)
     _load(chosen.target)
     module, function = chosen.target.split(":")
     return module, function
@@ -72,8 +78,17 @@ def why(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     backend: str | None = None,
+    compiling: bool = False,
 ) -> Choice:
     """Return which backend runs ``op`` there, with the reasons.
+
+    Args:
+        op: The op's name.
+        device: A device type.
+        dtype: Of the op's first tensor.
+        backend: As the argument of the op.
+        compiling: What a call inside torch.compile gets: without a wish, plain torch for the ops
+            that the compiler fuses.
 
     Raises:
         BackendError: The op does not exist, or the backend asked for can't run it.
@@ -82,13 +97,13 @@ def why(
         raise BackendError(f"there is no op {op!r}; there are {', '.join(OPS)}.")
     wish = preference(op, argument=backend)
     name = _name(dtype)
-    chosen = _choose(op, device, name, wish)
+    chosen = _choose(op, device, name, wish, compiling=compiling)
     others = tuple(
-        (one.backend, _why_not(one, device, name) or f"usable, but {chosen.backend} comes first")
+        (one.backend, _why_not(one, device, name) or _why_behind(one, chosen))
         for one in OPS[op]
         if one is not chosen
     )
-    return Choice(op, device, name, chosen.backend, _reason(op, wish), others)
+    return Choice(op, device, name, chosen.backend, _reason(op, wish, compiling=compiling), others)
 
 
 def check_ranks_agree(*, device: str, dtype: torch.dtype, group: dist.ProcessGroup) -> None:
@@ -113,7 +128,9 @@ def check_ranks_agree(*, device: str, dtype: torch.dtype, group: dist.ProcessGro
 
 
 @functools.cache
-def _choose(op: str, device: str, dtype: str, wish: Preference) -> Implementation:
+def _choose(
+    op: str, device: str, dtype: str, wish: Preference, *, compiling: bool
+) -> Implementation:
     candidates = OPS[op]
     wanted = [one for one in candidates if one.backend == wish.backend]
     if wanted:
@@ -128,36 +145,44 @@ def _choose(op: str, device: str, dtype: str, wish: Preference) -> Implementatio
             f"{op}: {wish.origin} asks for {wish.backend}, which this op does not have; it has "
             f"{', '.join(one.backend for one in candidates)}."
         )
-    return next(one for one in candidates if _why_not(one, device, dtype) is None)
+    if compiling and op in FUSED_BY_COMPILER:
+        return next(one for one in candidates if one.backend == "torch")
+    automatic = (one for one in candidates if one.automatic)
+    return next(one for one in automatic if _why_not(one, device, dtype) is None)
 
 
 def _why_not(one: Implementation, device: str, dtype: str) -> str | None:
     if one.devices is not None and device not in one.devices:
-        return _with_probe(one, f"it runs on {', '.join(sorted(one.devices))}, not on {device}")
+        # Prefer the reason that the user can do something about.
+        elsewhere = f"it runs on {', '.join(sorted(one.devices))}, not on {device}"
+        return _probe(one, device) or elsewhere
     if one.dtypes is not None and dtype not in one.dtypes:
         return f"it does not take {dtype}"
-    return _probe(one)
+    return _probe(one, device)
 
 
-def _with_probe(one: Implementation, reason: str) -> str:
-    """Prefer the reason that the user can do something about."""
-    return _probe(one) or reason
-
-
-def _probe(one: Implementation) -> str | None:
+def _probe(one: Implementation, device: str) -> str | None:
     if one.probe is None:
         return None
-    reason: str | None = _load(one.probe)()
+    reason: str | None = _load(one.probe)(device)
     return reason
 
 
-def _reason(op: str, wish: Preference) -> str:
+def _why_behind(one: Implementation, chosen: Implementation) -> str:
+    if not one.automatic:
+        return "usable, on request only"
+    return f"usable, but {chosen.backend} comes first"
+
+
+def _reason(op: str, wish: Preference, *, compiling: bool) -> str:
     order = [one.backend for one in OPS[op]]
     if wish.backend in order:
         return f"asked for by {wish.origin}"
     asked = "" if wish.backend == "auto" else f"{wish.origin} asks for {wish.backend}, not had; "
     if len(order) == 1:
         return f"{asked}the only one"
+    if compiling and op in FUSED_BY_COMPILER:
+        return f"{asked}which torch.compile fuses"
     return f"{asked}the first that can run of {', '.join(order)}"
 
 

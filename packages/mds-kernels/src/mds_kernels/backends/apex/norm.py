@@ -4,17 +4,14 @@ from importlib import import_module
 
 from torch import Tensor
 
-from mds_kernels.apex_state import inspect_apex
+from mds_kernels.apex_state import why_not_apex
 
 _EXTENSION = "fused_layer_norm_cuda"
 
 
-def why_not() -> str | None:
+def why_not(_device: str) -> str | None:
     """Return why the norms of this machine's apex can't be used, or None."""
-    report = inspect_apex()
-    if report.state == "ok" or (report.state == "partial" and _EXTENSION not in report.missing):
-        return None
-    return report.reason
+    return why_not_apex(_EXTENSION)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:

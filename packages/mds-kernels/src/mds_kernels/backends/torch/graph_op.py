@@ -35,6 +35,11 @@ def graph_op(name: str, *, fake: Callable[..., Any]) -> Callable[[Callable[..., 
     return register
 
 
+def ops_of(kernels: str, name: str) -> Any:
+    """Return the graph op ``name`` of a backend, for autograd functions that several share."""
+    return getattr(getattr(torch.ops, _NAMESPACE), f"{kernels}_{name}").default
+
+
 def pack(objective: Objective) -> Packed:
     """Return the objective as whole numbers, real numbers and the group's name."""
     return (

@@ -8,7 +8,7 @@ Letters: n tokens, c tokens of a chunk, h hidden, v vocabulary, t tensor-paralle
 r true vocabulary rows of this rank.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from mds_kernels.backends.torch.vocabulary_softmax import (
     power_of_two_below,
     token_weights,
 )
+from mds_kernels.backends.torch.wgrad import add_product, blocks
 from mds_kernels.objective import Objective
 
 
@@ -47,7 +48,6 @@ def linear_cross_entropy(
 
 
 _NEITHER = (False, False)
-_BLOCK_ROWS = 8192
 
 
 class _GradientsInForward(torch.autograd.Function):
@@ -133,7 +133,7 @@ class _Gradients:
         if self.wanted[0]:
             self.hidden[tokens] = gradient @ weight
         if self.wanted[1]:
-            _add_product(self.weight[: weight.shape[0]], gradient, hidden[tokens])
+            add_product(self.weight[: weight.shape[0]], gradient, hidden[tokens])
 
 
 def _empty_gradients(
@@ -147,21 +147,12 @@ def _empty_gradients(
     )
 
 
-def _add_product(total: Tensor, gradient: Tensor, hidden: Tensor) -> None:
-    """Add ``gradient.T @ hidden`` to ``total`` in its dtype."""
-    if total.dtype == hidden.dtype:
-        total.addmm_(gradient.T, hidden)
-        return
-    for rows in _blocks(total):
-        total[rows] += gradient[:, rows].T @ hidden
-
-
 def _scaled(gradient: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """Return ``gradient * scale`` in ``dtype`` without a whole fp32 copy on the way."""
     if gradient.dtype == dtype:
         return gradient * scale
     result = torch.empty_like(gradient, dtype=dtype)
-    for rows in _blocks(gradient):
+    for rows in blocks(gradient):
         result[rows] = gradient[rows] * scale
     return result
 
@@ -170,12 +161,6 @@ def _chunk(hidden: Tensor, rows: int) -> int:
     """Return how many tokens at a time: their logits are no more than the weight's gradient."""
     wide = power_of_two_below(max(64, hidden.shape[1]))
     return min(wide, default_chunk(rows, hidden.device))
-
-
-def _blocks(matrix: Tensor) -> Iterator[slice]:
-    """Yield slices of rows, each small beside a vocabulary yet large for a matrix product."""
-    for start in range(0, matrix.shape[0], _BLOCK_ROWS):
-        yield slice(start, start + _BLOCK_ROWS)
 
 
 def _fake_forward(

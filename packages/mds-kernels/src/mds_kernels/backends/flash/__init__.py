@@ -1,0 +1,1 @@
+"""Kernels of the flash-attn package; imported only where it is chosen."""
