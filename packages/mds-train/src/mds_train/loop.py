@@ -23,10 +23,11 @@ from mds_train.events import (
     ValidationReport,
     Watcher,
 )
-from mds_train.interruption import Interruption
+from mds_train.interruption import Agreement, Interruption, Limits
 from mds_train.launch import assume_local_rank, distributed, read_environment
 from mds_train.resume import Origin, start_state
-from mds_train.save import save_checkpoint
+from mds_train.saving.saver import Saver
+from mds_train.saving.spikes import SpikeDetector
 from mds_train.step import StepOutcome, train_step
 
 __all__ = ["TrainResult", "TrainingDivergedError", "train"]
@@ -44,7 +45,8 @@ class TrainResult:
 
     run_dir: Path
     reason: str
-    """"done", "exit-step", or the name of a signal."""
+    """"done", "exit-step", "exit-interval", "time-limit", "kill-switch", "skip-train", or the name
+    of a signal."""
 
     step: int
     loss: float | None
@@ -71,14 +73,33 @@ def train(
         TrainingDivergedError: If too many steps in a row had to be skipped.
     """
     _connect(config)
-    with Interruption(device=choose_device(config.train.device)) as interruption:
+    device = choose_device(config.train.device)
+    with contextlib.ExitStack() as stack:
+        interruption = stack.enter_context(Interruption(device=device, limits=_limits(config)))
         parts = assemble(config)
-        try:
-            origin = start_state(parts, resume=resume)
-            run = _Run(parts, origin, watchers=watchers)
-            return run.until_done(interruption)
-        finally:
-            parts.close()
+        stack.callback(parts.close)
+        run = _Run(parts, start_state(parts, resume=resume), watchers=watchers)
+        stack.callback(run.close)
+        return run.until_done(interruption)
+
+
+def _limits(config: TrainConfig) -> Limits:
+    """What ends a run or saves it besides the plan.
+
+    Raises:
+        ValueError: If the kill switch is on already.
+    """
+    switch = None if config.train.kill_switch_file is None else Path(config.train.kill_switch_file)
+    if switch is not None and switch.exists():
+        raise ValueError(
+            f"{switch}: the kill switch is there (train.kill_switch_file), so nothing was started; "
+            f"remove the file to train."
+        )
+    return Limits(
+        kill_switch=switch,
+        exit_minutes=config.train.exit_minutes,
+        save_minutes=config.checkpoint.save_minutes,
+    )
 
 
 def _connect(config: TrainConfig) -> None:
@@ -111,29 +132,63 @@ class _Run:
         self._state = origin.state
         self._loss: float | None = None
         self._validation_loss: float | None = None
-        self._checkpoint = origin.own_checkpoint
+        self._saver = Saver(
+            parts, parent=origin.parent, newest=origin.own_checkpoint, notify=self._event
+        )
+        self._spikes = SpikeDetector(self._config.checkpoint.save_at_loss_spike)
         self._began = time.perf_counter()
 
     def until_done(self, interruption: Interruption) -> TrainResult:
         """Step, and look after each step whether to validate, to save or to end."""
         self._announce()
+        if self._config.train.skip_train:
+            self._validate()
+            return self._finish("skip-train")
         if self._state.iteration == 0 and self._config.checkpoint.save_initial:
-            self._save()
-        last_step, reason = self._config.train.last_step, None
-        while reason is None and self._state.iteration < last_step:
+            self._saver.save(self._state)
+        reason = None
+        while reason is None and self._state.iteration < self._config.train.last_step:
             outcome = self._step()
             self._give_up_if_diverged(outcome)
-            reason = interruption.agreed()
-            if self._due(self._config.watch.eval_interval, at_end=reason is None):
+            agreement = interruption.agreed(working=self._saver.is_working)
+            reason = self._reason_to_end(agreement)
+            if agreement.work_is_done:
+                self._saver.advance()
+            if self._due(self._config.watch.eval_interval, at_end=agreement.end is None):
                 self._validate()
-            if self._due(self._config.checkpoint.save_interval, at_end=False):
-                self._save()
-        if reason is not None:
-            self._event("signal", f"{reason} received: saving, then ending.", signal=reason)
+            why = self._reason_to_save(agreement, loss=outcome.loss)
+            if why is not None:
+                self._saver.save(self._state, why=why)
+                interruption.note_save()
         if reason is not None or self._config.checkpoint.save_final:
-            self._save()
+            self._saver.save(self._state, why=reason or "")
+        self._saver.finish()
         done = self._state.iteration >= self._config.train.train_steps
         return self._finish(reason or ("done" if done else "exit-step"))
+
+    def close(self) -> None:
+        """Let go of the threads that save."""
+        self._saver.close()
+
+    def _reason_to_end(self, agreement: Agreement) -> str | None:
+        if agreement.end is not None:
+            message = f"{agreement.end} received: saving, then ending."
+            if not agreement.end.startswith("SIG"):
+                message = f"The {agreement.end.replace('-', ' ')} is reached: saving, then ending."
+            self._event("signal", message, signal=agreement.end)
+            return agreement.end
+        if self._due(self._config.train.exit_interval, at_end=False):
+            return "exit-interval"
+        return None
+
+    def _reason_to_save(self, agreement: Agreement, *, loss: float) -> str | None:
+        """Why to save after this step: "" for the plan, None not to."""
+        if self._spikes.is_spike(loss):
+            self._event("spike", f"The loss jumped to {loss:.4f}: saving.", loss=loss)
+            return "loss spike"
+        if self._due(self._config.checkpoint.save_interval, at_end=False):
+            return ""
+        return agreement.save
 
     def _step(self) -> StepOutcome:
         began, state, config = time.perf_counter(), self._state, self._config
@@ -148,7 +203,6 @@ class _Run:
             self._parts.engine,
             batch,
             groups=self._parts.groups,
-            seed=config.train.seed,
             lr=lr,
             weight_decay=weight_decay,
         )
@@ -186,6 +240,7 @@ class _Run:
         self._event("skip", message, first_sample=first)
         in_a_row, limit = self._state.skipped_in_a_row, self._config.train.max_skipped_steps
         if in_a_row >= limit:
+            self._saver.finish()
             raise TrainingDivergedError(
                 f"{in_a_row} steps in a row up to step {self._state.iteration} had gradients that "
                 f"were not finite (the last samples were {samples}); lower optimizer.lr, look at "
@@ -220,16 +275,6 @@ class _Run:
         for watcher in self._watchers:
             watcher.on_validation(report)
 
-    def _save(self) -> None:
-        step = self._state.iteration
-        if self._checkpoint is not None and self._checkpoint.name == f"step-{step}":
-            return
-        began = time.perf_counter()
-        self._checkpoint = save_checkpoint(self._parts, self._state, parent=self._origin.parent)
-        seconds = time.perf_counter() - began
-        message = f"Saved {self._checkpoint} in {seconds:.2f} s."
-        self._event("save", message, path=str(self._checkpoint), seconds=seconds)
-
     def _announce(self) -> None:
         report = StartReport(
             config=self._config,
@@ -262,7 +307,7 @@ class _Run:
             reason=reason,
             loss=self._loss,
             validation_loss=self._validation_loss,
-            checkpoint=self._checkpoint,
+            checkpoint=self._saver.newest,
             seconds=time.perf_counter() - self._began,
         )
         for watcher in self._watchers:
@@ -273,5 +318,5 @@ class _Run:
             step=self._state.iteration,
             loss=self._loss,
             validation_loss=self._validation_loss,
-            checkpoint=self._checkpoint,
+            checkpoint=self._saver.newest,
         )

@@ -19,6 +19,7 @@ from mds_ckpt import Checkpoint, LazyTensor, commit, open_checkpoint
 from mds_core.sharding import ParameterShard, flat_pieces
 from mds_train.assembly import Parts
 from mds_train.config import CheckpointConfig
+from mds_train.config.schema import continues_itself
 from mds_train.engines.interface import Fragment
 from mds_train.exchange import attempt_on_all
 from mds_train.state import TrainState
@@ -35,7 +36,7 @@ class Origin:
     """What was loaded."""
 
     own_checkpoint: Path | None = None
-    """The same, if it is one of this run's."""
+    """The same, if it is one of this run's and lies in its first place."""
 
     parent: Mapping[str, str] | None = None
     """Path and uuid of what was loaded, for manifests."""
@@ -49,6 +50,8 @@ class _Source:
     folder: Path
     own: bool
     messages: tuple[str, ...]
+    copy: bool = False
+    """It lies in the run's second place."""
 
 
 def start_state(parts: Parts, *, resume: bool) -> Origin:
@@ -58,6 +61,7 @@ def start_state(parts: Parts, *, resume: bool) -> Origin:
         FileNotFoundError: If there is no whole checkpoint where one was asked for.
         ValueError: If the checkpoint does not belong to this model, data or schedule.
     """
+    resume = resume or continues_itself(parts.config)
     source = attempt_on_all(lambda: _find(parts, resume=resume))[0]
     if source is None:
         return Origin(state=TrainState())
@@ -70,15 +74,41 @@ def _find(parts: Parts, *, resume: bool) -> _Source | None:
         return None
     wanted = parts.config.checkpoint
     if resume:
-        latest = commit.find_latest(parts.checkpoints)
-        skipped = tuple(f"Passed over {folder}: {reason}" for folder, reason in latest.skipped)
-        if latest.folder is not None:
-            return _Source(folder=latest.folder, own=True, messages=skipped)
-        if wanted.load is None:
+        source, skipped = _newest_own(parts)
+        if source is not None:
+            return source
+        if wanted.load is None or continues_itself(parts.config):
             _refuse_unless_wanted(parts.checkpoints, skipped, wanted)
+            return None
     else:
         _refuse_another_run(parts.checkpoints)
+        if wanted.backup is not None:
+            _refuse_another_run(Path(wanted.backup) / "checkpoints")
     return None if wanted.load is None else _find_other(Path(wanted.load), wanted)
+
+
+def _newest_own(parts: Parts) -> tuple[_Source | None, tuple[str, ...]]:
+    """The newest whole checkpoint of the run, from its second place only where that has a newer."""
+    found, skipped = _newest(parts.checkpoints)
+    backup = parts.config.checkpoint.backup
+    if backup is not None:
+        copy, skipped_copies = _newest(Path(backup) / "checkpoints")
+        skipped += skipped_copies
+        if copy is not None and (found is None or _step_of(copy) > _step_of(found)):
+            note = f"Took the copy {copy}: {parts.checkpoints} has no whole checkpoint as new."
+            return _Source(folder=copy, own=True, messages=(*skipped, note), copy=True), skipped
+    if found is None:
+        return None, skipped
+    return _Source(folder=found, own=True, messages=skipped), skipped
+
+
+def _newest(root: Path) -> tuple[Path | None, tuple[str, ...]]:
+    latest = commit.find_latest(root)
+    return latest.folder, tuple(f"Passed over {folder}: {why}" for folder, why in latest.skipped)
+
+
+def _step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
 
 
 def _refuse_another_run(checkpoints: Path) -> None:
@@ -98,12 +128,11 @@ def _find_other(path: Path, wanted: CheckpointConfig) -> _Source | None:
             return _Source(folder=root, own=False, messages=())
         _refuse_unless_wanted(root, (), wanted)
         return None
-    latest = commit.find_latest(root)
-    skipped = tuple(f"Passed over {folder}: {reason}" for folder, reason in latest.skipped)
-    if latest.folder is None:
+    folder, skipped = _newest(root)
+    if folder is None:
         _refuse_unless_wanted(root, skipped, wanted)
         return None
-    return _Source(folder=latest.folder, own=False, messages=skipped)
+    return _Source(folder=folder, own=False, messages=skipped)
 
 
 def _refuse_unless_wanted(root: Path, skipped: Sequence[str], wanted: CheckpointConfig) -> None:
@@ -112,7 +141,7 @@ def _refuse_unless_wanted(root: Path, skipped: Sequence[str], wanted: Checkpoint
     reasons = f" {' '.join(skipped)}" if skipped else ""
     raise FileNotFoundError(
         f"{root}: there is no whole checkpoint to start from.{reasons} To start from random "
-        f"weights instead, set checkpoint.from_scratch_if_missing."
+        f"weights instead, set checkpoint.from_scratch_if_missing (--from-scratch-if-missing)."
     )
 
 
@@ -131,7 +160,7 @@ def _load(parts: Parts, source: _Source) -> Origin:
     return Origin(
         state=state,
         checkpoint=source.folder,
-        own_checkpoint=source.folder if source.own else None,
+        own_checkpoint=source.folder if source.own and not source.copy else None,
         parent=None if manifest is None else {"path": str(source.folder), "uuid": manifest.uuid},
         messages=(*source.messages, *checkpoint.notes, message, *notes),
     )

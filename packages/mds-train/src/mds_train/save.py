@@ -1,4 +1,4 @@
-"""Writes the mds checkpoint of a running job: every rank its own fragments, nothing gathered.
+"""What one mds checkpoint of a running job holds: each rank its own fragments, nothing gathered.
 
 A fragment is a flat range of a local tensor; `mds_core.sharding.flat_pieces` says which pieces of
 the global tensor that is. Copies are written once: those of data parallelism are dealt out over its
@@ -7,13 +7,13 @@ ranks, those of tensor parallelism are written by its first rank.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import importlib.metadata
 import platform
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,87 +22,77 @@ import torch
 from torch import Tensor
 
 from mds_ckpt import commit
-from mds_ckpt.tensors.box import extents
-from mds_ckpt.tensors.dtype import numpy_dtype
-from mds_ckpt.files.file_operations import remove_tree
 from mds_ckpt.formats.mds import LazyArray, Piece, RankFile, add_file, merge_rank_files
 from mds_ckpt.formats.mds import write_rank_file as write_pieces
 from mds_ckpt.manifest import CheckpointManifest, FileRecord, ModelRecord
+from mds_ckpt.tensors.box import extents
+from mds_ckpt.tensors.dtype import numpy_dtype
+from mds_core.groups import group_rank, group_size
 from mds_core.sharding import ParameterShard, flat_pieces
 from mds_train.assembly import Parts
 from mds_train.engines.interface import Fragment
-from mds_train.exchange import attempt_on_all
 from mds_train.state import TrainState
 
-__all__ = ["check_masters", "pieces_of_rank", "save_checkpoint"]
+__all__ = [
+    "Snapshot",
+    "check_masters",
+    "pieces_of_rank",
+    "publish_snapshot",
+    "take_snapshot",
+    "write_snapshot",
+]
 
 TOKENIZER = "tokenizer.json"
 _DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
-def save_checkpoint(
-    parts: Parts, state: TrainState, *, parent: Mapping[str, str] | None = None
-) -> Path:
-    """Write a checkpoint of this moment and remove old ones. Collective.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """One moment of a run: this rank's pieces, and what the manifest says of that moment."""
+
+    state: TrainState
+    pieces: tuple[Piece, ...]
+    optimizer: Mapping[str, Any]
+
+
+def take_snapshot(parts: Parts, state: TrainState, *, copied: bool) -> Snapshot:
+    """This moment, right after a step. Every rank calls it; it communicates nothing.
 
     Args:
         parts: The run.
-        state: Its counters, right after a step.
-        parent: Path and uuid of the checkpoint that the run started from.
-
-    Returns:
-        The folder ``checkpoints/step-N``.
+        state: Its counters.
+        copied: Copy the numbers into the host's memory, so that training may go on meanwhile;
+            otherwise they are read when they are written.
 
     Raises:
-        OSError: On all ranks, if one could not write; earlier checkpoints are untouched.
+        RuntimeError: If the map of the optimizer's memory is wrong.
     """
-    with _locked(parts):
-        partial = attempt_on_all(lambda: _stage(parts, state))[0]
-        assert partial is not None
-        try:
-            files = attempt_on_all(lambda: _write(parts, partial))
-            folder = attempt_on_all(
-                lambda: _publish(parts, state, partial=partial, files=files, parent=parent)
-            )[0]
-        except (OSError, ValueError, RuntimeError):
-            if parts.groups.rank == 0:
-                with contextlib.suppress(OSError):
-                    remove_tree(partial)
-            raise
-    assert folder is not None
-    return folder
-
-
-@contextlib.contextmanager
-def _locked(parts: Parts) -> Iterator[None]:
-    """Rank 0 keeps other jobs out of the folder of checkpoints."""
-    with contextlib.ExitStack() as stack:
-
-        def enter() -> None:
-            if parts.groups.rank == 0:
-                parts.checkpoints.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(commit.lock(parts.checkpoints))
-
-        attempt_on_all(enter)
-        yield
-
-
-def _stage(parts: Parts, state: TrainState) -> Path | None:
-    return commit.stage(parts.checkpoints, state.iteration) if parts.groups.rank == 0 else None
-
-
-def _write(parts: Parts, partial: Path) -> RankFile:
     fragments = parts.engine.fragments()
     check_masters(fragments)
     groups = parts.groups
     pieces = pieces_of_rank(
         fragments,
         parts.shards,
-        dp_rank=groups.dp_rank,
-        dp_size=groups.dp_size,
+        dp_rank=group_rank(groups.dp_ulysses),
+        dp_size=group_size(groups.dp_ulysses),
         tp_rank=groups.tp_rank,
     )
-    return write_pieces(partial, groups.rank, pieces)
+    return Snapshot(
+        state=state,
+        pieces=tuple(_copy(piece) for piece in pieces) if copied else tuple(pieces),
+        optimizer=dataclasses.asdict(parts.engine.optimizer_state()),
+    )
+
+
+def _copy(piece: Piece) -> Piece:
+    assert isinstance(piece.array, LazyArray)
+    array = piece.array.load()
+    return piece._replace(array=array if array.base is None else array.copy())
+
+
+def write_snapshot(snapshot: Snapshot, partial: Path, *, rank: int) -> RankFile:
+    """Write this rank's file into the partial folder and force it to the disk."""
+    return write_pieces(partial, rank, snapshot.pieces)
 
 
 def check_masters(fragments: Sequence[Fragment]) -> None:
@@ -130,7 +120,15 @@ def pieces_of_rank(
     dp_size: int,
     tp_rank: int,
 ) -> Iterator[Piece]:
-    """What one rank writes, so that all ranks together write every element once."""
+    """What one rank writes, so that all ranks together write every element once.
+
+    Args:
+        fragments: Of the rank's engine.
+        shards: The rank's part of every parameter.
+        dp_rank: Place among the ranks of data parallelism and ulysses, which hold equal weights.
+        dp_size: Number of these ranks.
+        tp_rank: Place among the tensor-parallel ranks.
+    """
     for index, fragment in enumerate(fragments):
         shard = shards[fragment.name]
         if shard.dim is None and tp_rank != 0:
@@ -166,46 +164,51 @@ def _to_numpy(tensor: Tensor) -> Any:
     return tensor.numpy()
 
 
-def _publish(
+def publish_snapshot(
     parts: Parts,
-    state: TrainState,
+    snapshot: Snapshot,
     *,
     partial: Path,
     files: Sequence[RankFile],
     parent: Mapping[str, str] | None,
-) -> Path | None:
-    if parts.groups.rank != 0:
-        return None
+) -> Path:
+    """Write the manifest and give the folder its name; for rank 0, with all ranks' files.
+
+    Args:
+        parts: The run.
+        snapshot: Rank 0's.
+        partial: The folder that the ranks have filled.
+        files: What each of them wrote.
+        parent: Path and uuid of the checkpoint that the run started from.
+
+    Returns:
+        The folder ``checkpoints/step-N``.
+    """
     shapes = {name: shard.global_shape for name, shard in parts.shards.items()}
     parameters, records = merge_rank_files(shapes, files)
     tokenizer = _add_tokenizer(parts, partial, records)
-    optimizer = parts.engine.optimizer_state()
     manifest = CheckpointManifest(
         uuid=str(uuid.uuid4()),
         created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         producer={"name": "mds-train", "version": importlib.metadata.version("mds-train")},
-        step=state.iteration,
-        counters=state.counters(),
+        step=snapshot.state.iteration,
+        counters=snapshot.state.counters(),
         model=_model_record(parts),
         parameters=parameters,
         files=records,
-        optimizer=dataclasses.asdict(optimizer) | {"loss_scaler": None},
+        optimizer={**snapshot.optimizer, "loss_scaler": None},
         schedule=dataclasses.asdict(parts.schedule),
         # Every stream of numbers is a function of the seed, the sample and the place in the model,
         # so there is no state of generators to keep.
         rng={"seed": parts.config.train.seed, "ranks": []},
-        data=_data_record(parts, state),
+        data=_data_record(parts, snapshot.state),
         config=parts.config.as_dict(),
         parallel=parts.degrees,
         tokenizer=tokenizer,
         parent=None if parent is None else dict(parent),
         provenance=_provenance(),
     )
-    root, keep = parts.checkpoints, parts.config.checkpoint
-    folder = commit.publish(partial, manifest, root=root, existing="replace")
-    if keep.keep_last:
-        commit.prune(root, keep_last=keep.keep_last, keep_every=keep.keep_every)
-    return folder
+    return commit.publish(partial, manifest, root=parts.checkpoints, existing="replace")
 
 
 def _model_record(parts: Parts) -> ModelRecord:

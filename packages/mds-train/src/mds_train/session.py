@@ -45,7 +45,13 @@ logger = logging.getLogger(__name__)
 CONFIG_FILE = "config.toml"
 """The resolved configuration inside the folder of a run."""
 
-_PATHS = ("data.store", "checkpoint.load", "train.run_dir")
+_PATHS = (
+    "data.store",
+    "checkpoint.load",
+    "checkpoint.backup",
+    "train.run_dir",
+    "train.kill_switch_file",
+)
 
 
 def settings_of_new_run(
@@ -100,13 +106,16 @@ def _absolute_paths(settings: Settings) -> Settings:
 
 
 def check_new_run(config: TrainConfig) -> None:
-    """Refuse to start a run over another one.
+    """Refuse to start a run over another one, unless it goes on with itself.
 
     Raises:
-        InputError: If the run's folder has checkpoints.
+        InputError: If the run's folder has checkpoints and checkpoint.load does not name it too.
     """
     from mds_ckpt.commit import step_folders
+    from mds_train.config.schema import continues_itself
 
+    if continues_itself(config):
+        return
     run_dir = Path(config.train.run_dir)
     checkpoints = run_dir / "checkpoints"
     found = step_folders(checkpoints) if checkpoints.is_dir() else []

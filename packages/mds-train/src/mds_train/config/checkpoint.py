@@ -16,6 +16,18 @@ class CheckpointConfig:
     save_interval: int | None = None
     """Save every so many steps; only at the end when left out."""
 
+    save_minutes: float | None = None
+    """Also save when so many minutes have passed since the last save."""
+
+    save_at_loss_spike: float | None = None
+    """Also save after a step whose loss is more than this many times the median of the last 20."""
+
+    async_save: bool = False
+    """Copy the state and write it while training goes on; takes the state's size in host memory."""
+
+    backup: str | None = None
+    """Second place: a folder into which each checkpoint is copied and compared after its commit."""
+
     save_initial: bool = False
     """Also save before the first step."""
 
@@ -39,6 +51,12 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         require_positive("checkpoint.save_interval", self.save_interval)
+        require_positive("checkpoint.save_minutes", self.save_minutes)
+        if self.save_at_loss_spike is not None and not self.save_at_loss_spike > 1:
+            raise ValueError(
+                f"checkpoint.save_at_loss_spike is {self.save_at_loss_spike}, but it must be "
+                f"greater than 1: 2 saves where the loss is twice the median of the last steps."
+            )
         require_positive("checkpoint.keep_every", self.keep_every)
         require_not_negative("checkpoint.keep_last", self.keep_last)
         if self.load_weights_only and self.load is None:

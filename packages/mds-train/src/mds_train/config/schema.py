@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from mds_train.config.checkpoint import CheckpointConfig
@@ -14,7 +15,7 @@ from mds_train.config.parallel import ParallelConfig
 from mds_train.config.training import LoopConfig
 from mds_train.config.watch import WatchConfig
 
-__all__ = ["TrainConfig"]
+__all__ = ["TrainConfig", "continues_itself"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +49,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_sequence(self)
         check_schedule(self)
+        check_backup(self)
         check_tensor_parallel(self)
 
     def as_dict(self) -> dict[str, Any]:
@@ -104,3 +106,22 @@ def check_tensor_parallel(config: TrainConfig) -> None:
             f"parallel.tp_size {tp_size} does not divide model.num_attention_heads {heads} and "
             f"num_key_value_heads {groups}; each rank needs whole heads."
         )
+
+
+def check_backup(config: TrainConfig) -> None:
+    """The second place of checkpoints must be another one than the first."""
+    backup, run_dir = config.checkpoint.backup, Path(config.train.run_dir)
+    if backup is not None and Path(backup).resolve() in (
+        run_dir.resolve(),
+        (run_dir / "checkpoints").resolve(),
+    ):
+        raise ValueError(
+            f"checkpoint.backup {backup} is the run's own folder; name another place, best on "
+            f"another disk, or none (--checkpoint.backup none)."
+        )
+
+
+def continues_itself(config: TrainConfig) -> bool:
+    """Whether checkpoint.load names the run's own folder: the original's `--save X --load X`."""
+    load, run_dir = config.checkpoint.load, Path(config.train.run_dir).resolve()
+    return load is not None and Path(load).resolve() in (run_dir, run_dir / "checkpoints")

@@ -30,6 +30,18 @@ class LoopConfig:
     exit_step: int | None = None
     """Save and end after this step, to go on later; the schedule still aims at train_steps."""
 
+    exit_interval: int | None = None
+    """Save and end at each step that is a multiple of this, to be started again."""
+
+    exit_minutes: float | None = None
+    """Save and end when so many minutes have passed since the start, as a time limit draws near."""
+
+    kill_switch_file: str | None = None
+    """Save and end as soon as this file exists; do not start while it does."""
+
+    skip_train: bool = False
+    """Train nothing: load, measure the validation loss once and end."""
+
     seed: int = 1234
     """Fixes initial weights, the order of the data and dropout, whatever the layout is."""
 
@@ -50,7 +62,8 @@ class LoopConfig:
             raise ValueError("train.run_dir is empty; name the folder that the run is to fill.")
         for key in ("train_steps", "global_batch_size", "micro_batch_size", "max_skipped_steps"):
             require_positive(f"train.{key}", getattr(self, key))
-        require_positive("train.exit_step", self.exit_step)
+        for key in ("exit_step", "exit_interval", "exit_minutes"):
+            require_positive(f"train.{key}", getattr(self, key))
         require_not_negative("train.gradient_clipping", self.gradient_clipping)
         require_not_negative("train.seed", self.seed)
         if self.precision == "fp16":
