@@ -21,25 +21,53 @@ class Layout:
     tp_size: int
     zero_stage: int
     precision: str = "fp32"
+    ulysses_size: int = 1
+    sequence_parallel: bool = False
+    recompute: str = "none"
+    recompute_layers: int = 1
 
     @property
     def name(self) -> str:
-        dp_size = self.ranks // self.tp_size
-        return f"tp{self.tp_size}dp{dp_size}z{self.zero_stage}-{self.precision}"
+        dp_size = self.ranks // (self.tp_size * self.ulysses_size)
+        parts = [
+            f"tp{self.tp_size}dp{dp_size}z{self.zero_stage}",
+            f"ulysses{self.ulysses_size}" * (self.ulysses_size > 1),
+            "sp" * self.sequence_parallel,
+            f"{self.recompute}{self.recompute_layers}" * (self.recompute != "none"),
+            self.precision,
+        ]
+        return "-".join(part for part in parts if part)
+
+    @property
+    def parallel(self) -> dict[str, object]:
+        keys = ("tp_size", "zero_stage", "ulysses_size", "sequence_parallel")
+        return {key: getattr(self, key) for key in keys}
+
+    @property
+    def memory(self) -> dict[str, object]:
+        return {key: getattr(self, key) for key in ("recompute", "recompute_layers")}
 
 
 LAYOUTS = [
     Layout(1, 1, 0),
+    Layout(1, 1, 1, recompute="full", recompute_layers=2),
+    Layout(1, 1, 3, recompute="full"),
     Layout(2, 2, 1),
     Layout(2, 1, 1),
     Layout(2, 1, 3),
     Layout(2, 2, 0, "bf16"),
     Layout(2, 1, 2, "bf16"),
     Layout(2, 1, 3, "bf16"),
+    Layout(2, 2, 1, sequence_parallel=True),
+    Layout(2, 2, 2, sequence_parallel=True, recompute="selective"),
+    Layout(2, 1, 0, ulysses_size=2),
+    Layout(2, 1, 3, ulysses_size=2, recompute="full"),
+    Layout(2, 1, 1, "bf16", ulysses_size=2),
     Layout(4, 2, 0),
     Layout(4, 2, 1),
     Layout(4, 2, 2),
     Layout(4, 2, 3),
+    Layout(4, 1, 1, ulysses_size=2),
 ]
 
 
@@ -72,7 +100,8 @@ def config_on(layout: Layout, folder: Path, *, run: str, load: Path, exit_step: 
         folder / "store",
         folder / f"{run}-{layout.name}",
         train={"precision": layout.precision, "exit_step": exit_step},
-        parallel={"tp_size": layout.tp_size, "zero_stage": layout.zero_stage},
+        parallel=layout.parallel,
+        memory=layout.memory,
         checkpoint={"load": str(load)},
     )
 

@@ -13,6 +13,7 @@ from mds_train.config import (
     CheckpointConfig,
     DataConfig,
     LoopConfig,
+    MemoryConfig,
     ModelConfig,
     OptimizerConfig,
     ParallelConfig,
@@ -56,6 +57,7 @@ def tiny_config(store: Path, run_dir: Path, **changes: dict[str, Any]) -> TrainC
         optimizer=OptimizerConfig(lr=2e-3),
         schedule=ScheduleConfig(warmup_steps=2, min_lr=1e-4),
         parallel=ParallelConfig(),
+        memory=MemoryConfig(),
         checkpoint=CheckpointConfig(keep_last=0),
     )
     tables = {name: replace(getattr(config, name), **values) for name, values in changes.items()}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from shell_cases import tiny_config
 
-from mds_train.config import ParallelConfig
+from mds_train.config import MemoryConfig, ParallelConfig
 from mds_train.estimate import estimate_memory
 
 
@@ -38,3 +38,22 @@ def test_tensor_parallel_halves_the_model() -> None:
 
     assert half.weights == pytest.approx(whole.weights / 2, abs=8)
     assert half.activations < whole.activations
+
+
+def test_recomputing_layers_keeps_little_of_them() -> None:
+    config = tiny_config(Path("run"))
+    again = replace(config, memory=MemoryConfig(recompute="full"))
+
+    whole, little = (estimate_memory(each, world_size=1).activations for each in (config, again))
+
+    assert little < whole
+
+
+def test_ranks_that_share_a_sequence_share_its_activations() -> None:
+    config = tiny_config(Path("run"))
+    shared = replace(config, parallel=ParallelConfig(ulysses_size=2))
+
+    alone, half = estimate_memory(config, world_size=1), estimate_memory(shared, world_size=2)
+
+    assert half.weights == alone.weights
+    assert half.activations == pytest.approx(alone.activations / 2, rel=0.01)

@@ -19,6 +19,7 @@ from mds_data import GPTDataset, TokenStore, open_store
 from mds_train.batches import BatchReader, GuardedSamples, Samples
 from mds_train.config import TrainConfig
 from mds_train.engines.interface import Engine
+from mds_train.model_building import build_model
 from mds_train.schedule import Schedule
 
 __all__ = ["Parts", "assemble", "choose_device"]
@@ -75,13 +76,7 @@ def assemble(config: TrainConfig) -> Parts:
     device = choose_device(config.train.device)
     groups = _build_groups(config, world_size=world_size)
     store = open_store(Path(config.data.store))
-    model = GPT(
-        config.model.core(),
-        groups,
-        seed=config.train.seed,
-        dtype=torch.bfloat16 if config.train.precision == "bf16" else torch.float32,
-        device=device,
-    )
+    model = build_model(config, groups, device=device)
     shards = dict(model.parameter_shards())
     return Parts(
         config=config,

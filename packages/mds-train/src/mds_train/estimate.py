@@ -42,7 +42,7 @@ def estimate_memory(config: TrainConfig, *, world_size: int) -> MemoryEstimate:
     parallel = config.parallel
     dp_size, stage = parallel.dp_size(world_size), parallel.zero_stage
     parameters = -(-config.model.num_params() // parallel.tp_size)
-    shared = -(-parameters // dp_size)
+    shared = -(-parameters // (dp_size * parallel.ulysses_size))
     low = config.train.precision == "bf16"
     weight_bytes = _BF16 if low else _FP32
     # ZeRO keeps its own flat fp32 copy of what it updates, also when the weights are fp32.
@@ -56,9 +56,13 @@ def estimate_memory(config: TrainConfig, *, world_size: int) -> MemoryEstimate:
 
 
 def _activations(config: TrainConfig, *, value_bytes: int) -> int:
-    model = config.model
-    positions = config.train.micro_batch_size * config.data.seq_length
-    split = -(-_KEPT_SPLIT // config.parallel.tp_size)
-    layers = model.num_layers * positions * model.hidden_size * (_KEPT_WHOLE + split) * value_bytes
-    logits = positions * model.padded_vocab_size(1) * _FP32 // config.parallel.tp_size
-    return layers + logits
+    model, parallel, memory = config.model, config.parallel, config.memory
+    positions = config.train.micro_batch_size * config.data.seq_length // parallel.ulysses_size
+    whole = -(-_KEPT_WHOLE // (parallel.tp_size if parallel.sequence_parallel else 1))
+    layer = whole + -(-_KEPT_SPLIT // parallel.tp_size)
+    kept = model.num_layers * layer
+    if memory.recompute == "full":  # the inputs of the blocks, and one block at a time
+        blocks = -(-model.num_layers // memory.recompute_layers)
+        kept = blocks + min(memory.recompute_layers, model.num_layers) * layer
+    logits = positions * model.padded_vocab_size(1) * _FP32 // parallel.tp_size
+    return kept * positions * model.hidden_size * value_bytes + logits

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +13,8 @@ from mds_train.engines.interface import Engine
 from mds_train.step import sum_over
 
 __all__ = ["Evaluation", "evaluate", "shares"]
+
+_AT_ONCE = 16  # micro batches that are read together, so that pipeline stages work side by side
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,9 +57,13 @@ def evaluate(
         available, micro_batch_size=micro_batch_size, rank=groups.dp_rank, size=groups.dp_size
     )
     with engine.evaluating():
-        for numbers, counted in parts:
-            micro = _masked(collate(dataset, numbers), counted=counted).to(device)
-            total += _loss_and_tokens(engine, micro)
+        for first in range(0, len(parts), _AT_ONCE):
+            batch = [
+                _masked(collate(dataset, numbers), counted=counted).to(device)
+                for numbers, counted in parts[first : first + _AT_ONCE]
+            ]
+            total[0] += engine.losses(batch)
+            total[1] += sum(micro.loss_mask.double().sum() for micro in batch)
     loss, tokens = sum_over(total, group=groups.dp).tolist()
     return Evaluation(loss=loss / max(tokens, 1.0), tokens=round(tokens))
 
@@ -67,12 +72,3 @@ def _masked(micro: MicroBatch, *, counted: int) -> MicroBatch:
     mask = micro.loss_mask.clone()
     mask[counted:] = 0.0
     return dataclasses.replace(micro, loss_mask=mask)
-
-
-def _loss_and_tokens(engine: Engine, micro: MicroBatch) -> torch.Tensor:
-    output = engine.forward(
-        micro.tokens, micro.labels, loss_mask=micro.loss_mask, position_ids=micro.position_ids
-    )
-    losses, mask = output.losses.double(), micro.loss_mask.double()
-    sums: Sequence[torch.Tensor] = ((losses * mask).sum(), mask.sum())
-    return torch.stack(list(sums))

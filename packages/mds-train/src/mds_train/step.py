@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mds_core.groups import ProcessGroups
-from mds_core.rng import DropoutKey
 from mds_train.batches import MicroBatch
 from mds_train.engines.interface import Engine, Update
 
@@ -32,7 +31,6 @@ def train_step(
     batch: Sequence[MicroBatch],
     *,
     groups: ProcessGroups,
-    seed: int,
     lr: float,
     weight_decay: float,
 ) -> StepOutcome:
@@ -45,25 +43,14 @@ def train_step(
         engine: Holds the model.
         batch: This rank's micro batches, on the model's device.
         groups: This rank's process groups.
-        seed: Of the dropout streams.
         lr: Learning rate of this update.
         weight_decay: Weight decay of this update.
     """
     counted = torch.stack([micro.loss_mask.double().sum() for micro in batch]).sum()
     counted = sum_over(counted, group=groups.dp)
-    # The engine averages over data-parallel ranks, which this takes back.
-    weight = groups.dp_size / counted.clamp(min=1.0).item()
-    total = torch.zeros((), dtype=torch.float64, device=counted.device)
-    for index, micro in enumerate(batch):
-        output = engine.forward(
-            micro.tokens,
-            micro.labels,
-            loss_mask=micro.loss_mask,
-            position_ids=micro.position_ids,
-            dropout_key=DropoutKey(seed=seed, samples=micro.samples),
-        )
-        engine.backward(output.loss_sum * weight, last=index == len(batch) - 1)
-        total += (output.losses.detach().double() * micro.loss_mask).sum()
+    # The engine averages over the ranks of dp and ulysses, which this takes back.
+    replicas = groups.dp_size * groups.ulysses_size
+    total = engine.accumulate(batch, weight=replicas / counted.clamp(min=1.0).item())
     update = engine.step(lr=lr, weight_decay=weight_decay)
     loss = sum_over(total, group=groups.dp) / counted.clamp(min=1.0)
     return StepOutcome(loss=loss.item(), update=update)

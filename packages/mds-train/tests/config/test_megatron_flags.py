@@ -10,7 +10,7 @@ from mds_train.config import TrainConfig
 from mds_train.config.fields import field_table
 from mds_train.config.loading import Setting
 from mds_train.config.megatron_flags import OLD_FLAGS, resolve_old_flags, take_old_flags
-from mds_train.config.megatron_table import Derived, Ignored, Refused, Switch, Value
+from mds_train.config.megatron_table import Derived, Ignored, Only, Refused, Switch, Value
 from mds_train.errors import UsageError
 
 SETS = {
@@ -82,6 +82,12 @@ SETS = {
     "--model-parallel-size 2": {"parallel.tp_size": 2},
     "--pipeline-model-parallel-size 2": {"parallel.pp_size": 2},
     "--ds-sequence-parallel-size 2": {"parallel.ulysses_size": 2},
+    "--sequence-parallel": {"parallel.sequence_parallel": True},
+    "--checkpoint-activations": {"memory.recompute": "full"},
+    "--recompute-activations": {"memory.recompute": "selective"},
+    "--recompute-granularity full": {"memory.recompute": "full"},
+    "--recompute-num-layers 2": {"memory.recompute_layers": 2},
+    "--checkpoint-num-layers 2": {"memory.recompute_layers": 2},
     "--zero-stage 2": {"parallel.zero_stage": 2},
     "--zero-stage 1.0": {"parallel.zero_stage": 1},
     "--distributed-timeout-minutes 10": {"parallel.timeout_seconds": 600.0},
@@ -154,6 +160,21 @@ def test_a_flag_that_is_not_taken_over_says_what_to_write(name: str, flag: Refus
     with pytest.raises(UsageError, match=f"^{name} is not taken over: ") as caught:
         take_old_flags([name, "3"])
 
+    assert flag.instead in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "flag"),
+    [(name, flag) for flag in OLD_FLAGS if isinstance(flag, Only) for name in flag.names],
+)
+def test_a_flag_of_one_value_takes_that_and_says_what_to_write_for_others(
+    name: str, flag: Only
+) -> None:
+    old, rest = take_old_flags([name, flag.value])
+
+    assert (dict(old.settings), rest) == ({}, [])
+    with pytest.raises(UsageError, match=f"only '{flag.value}' is taken over; ") as caught:
+        take_old_flags([name, "block"])
     assert flag.instead in str(caught.value)
 
 

@@ -11,6 +11,7 @@ from mds_train.config import (
     CheckpointConfig,
     DataConfig,
     LoopConfig,
+    MemoryConfig,
     OptimizerConfig,
     ParallelConfig,
     ScheduleConfig,
@@ -45,7 +46,8 @@ def test_the_core_configuration_is_the_table_without_the_family() -> None:
         (ScheduleConfig, {"kind": "steps"}, "constant, linear, cosine"),
         (ScheduleConfig, {"kind": "wsd"}, "needs schedule.wsd_decay_steps"),
         (ParallelConfig, {"zero_stage": 4}, "must be 0, 1, 2 or 3"),
-        (ParallelConfig, {"ulysses_size": 2}, "only 1 is supported yet"),
+        (MemoryConfig, {"recompute": "some"}, "must be one of none, selective, full"),
+        (MemoryConfig, {"recompute_layers": 2}, 'memory.recompute is "none"; only "full"'),
         (CheckpointConfig, {"load_weights_only": True}, "checkpoint.load names no checkpoint"),
         (CheckpointConfig, {"keep_last": -1}, "must not be negative"),
         (WatchConfig, {"log_interval": 0}, "must be greater than 0"),
@@ -81,6 +83,18 @@ def test_zero_and_pipeline_stages_exclude_each_other_before_anything_starts(
         ({"schedule": {"min_lr": 1.0}}, "schedule.min_lr 1.0 is above optimizer.lr"),
         ({"schedule": {"warmup_steps": 6}}, "leaves nothing of the 6 updates"),
         ({"parallel": {"tp_size": 3}}, "does not divide model.num_attention_heads 4"),
+        (
+            {"parallel": {"tp_size": 2, "ulysses_size": 4}},
+            "parallel.ulysses_size 4 does not divide the 2 key/value heads",
+        ),
+        (
+            {"parallel": {"ulysses_size": 2}, "data": {"seq_length": 15}},
+            "data.seq_length 15 is not a multiple of parallel.ulysses_size 2",
+        ),
+        (
+            {"parallel": {"tp_size": 2, "sequence_parallel": True}, "data": {"seq_length": 15}},
+            r"15 is not a multiple of .* tp_size 2 \(parallel.sequence_parallel\)",
+        ),
     ],
 )
 def test_tables_that_contradict_each_other_are_refused(

@@ -10,7 +10,9 @@ from mds_train.engines.deepspeed_config import deepspeed_config
 
 @pytest.mark.parametrize("dp_size", [1, 2, 4])
 def test_batch_sizes_multiply_up(tmp_path: Path, dp_size: int) -> None:
-    derived = deepspeed_config(tiny_config(tmp_path), dp_size=dp_size, on_cpu=True)
+    derived = deepspeed_config(
+        tiny_config(tmp_path), dp_size=dp_size, replicas=dp_size, on_cpu=True
+    )
 
     micro, steps = (
         derived["train_micro_batch_size_per_gpu"],
@@ -25,13 +27,16 @@ def test_clipping_is_always_written_and_done_once(
 ) -> None:
     config = tiny_config(tmp_path, parallel={"zero_stage": stage})
 
-    assert deepspeed_config(config, dp_size=1, on_cpu=True)["gradient_clipping"] == clipping
+    assert (
+        deepspeed_config(config, dp_size=1, replicas=1, on_cpu=True)["gradient_clipping"]
+        == clipping
+    )
 
 
 def test_bf16_sums_gradients_in_fp32(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, train={"precision": "bf16"})
 
-    derived = deepspeed_config(config, dp_size=1, on_cpu=True)
+    derived = deepspeed_config(config, dp_size=1, replicas=1, on_cpu=True)
 
     assert derived["bf16"]["enabled"] is True
     assert derived["data_types"] == {"grad_accum_dtype": "fp32"}

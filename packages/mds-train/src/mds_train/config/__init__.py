@@ -2,6 +2,7 @@
 
 from mds_train.config.checkpoint import CheckpointConfig
 from mds_train.config.data import DataConfig
+from mds_train.config.memory import MemoryConfig
 from mds_train.config.model import ModelConfig
 from mds_train.config.optimizer import OptimizerConfig, ScheduleConfig
 from mds_train.config.parallel import ParallelConfig
@@ -13,6 +14,7 @@ __all__ = [
     "CheckpointConfig",
     "DataConfig",
     "LoopConfig",
+    "MemoryConfig",
     "ModelConfig",
     "OptimizerConfig",
     "ParallelConfig",

@@ -15,6 +15,7 @@ from mds_train.config.megatron_table import (
     Derived,
     Ignored,
     OldFlag,
+    Only,
     Refused,
     Switch,
     Value,
@@ -96,6 +97,13 @@ def _apply(flag: OldFlag, *, typed: str, values: Sequence[str]) -> dict[str, Set
     if isinstance(flag, Ignored):
         _expect(typed, values, count=1 if flag.takes_value else 0)
         logger.warning("%s does nothing here: %s.", typed, flag.reason)
+        return {}
+    if isinstance(flag, Only):
+        _expect(typed, values, count=1)
+        if values[0] != flag.value:
+            raise UsageError(
+                f"{typed} is {values[0]!r}, but only {flag.value!r} is taken over; {flag.instead}."
+            )
         return {}
     if isinstance(flag, Switch):
         _expect(typed, values, count=0)

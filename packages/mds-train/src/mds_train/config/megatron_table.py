@@ -13,7 +13,7 @@ from typing import Any
 
 from mds_train.errors import UsageError
 
-__all__ = ["OLD_FLAGS", "Derived", "Ignored", "OldFlag", "Refused", "Switch", "Value"]
+__all__ = ["OLD_FLAGS", "Derived", "Ignored", "OldFlag", "Only", "Refused", "Switch", "Value"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +57,14 @@ class Ignored(OldFlag):
 
     reason: str
     takes_value: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Only(OldFlag):
+    """Takes one value, and what it must be is how things are here; any other is an error."""
+
+    value: str
+    instead: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -251,10 +259,7 @@ _PARALLEL: tuple[OldFlag, ...] = (
         takes_value=True,
         reason="torch's allocator needs no such care",
     ),
-    Refused(
-        names=("--sequence-parallel",),
-        instead="activations are not split over tensor parallel yet; leave it out",
-    ),
+    Switch(names=("--sequence-parallel",), values={"parallel.sequence_parallel": True}),
     Refused(
         names=("--num-layers-per-virtual-pipeline-stage",),
         instead="interleaved pipelines are not supported yet; leave it out",
@@ -265,29 +270,39 @@ _PARALLEL: tuple[OldFlag, ...] = (
     ),
 )
 
-_NO_RECOMPUTE = (
-    "activations are not recomputed yet; the run needs more memory, its results are equal"
-)
-
 _MEMORY: tuple[OldFlag, ...] = (
-    Ignored(
-        names=(
-            "--recompute-granularity",
-            "--recompute-num-layers",
-            "--checkpoint-num-layers",
-            "--recompute-method",
-            "--activations-checkpoint-method",
-        ),
-        takes_value=True,
-        reason=_NO_RECOMPUTE,
+    Switch(names=("--checkpoint-activations",), values={"memory.recompute": "full"}),
+    Switch(names=("--recompute-activations",), values={"memory.recompute": "selective"}),
+    Value(names=("--recompute-granularity",), key="memory.recompute"),
+    Value(
+        names=("--recompute-num-layers", "--checkpoint-num-layers"), key="memory.recompute_layers"
+    ),
+    Only(
+        names=("--recompute-method", "--activations-checkpoint-method"),
+        value="uniform",
+        instead="--memory.recompute-layers N recomputes all layers, in blocks of N",
     ),
     Ignored(
         names=(
-            "--checkpoint-activations",
-            "--recompute-activations",
             "--deepspeed-activation-checkpointing",
+            "--contigious-checkpointing",
+            "--contiguous-checkpointing",
+            "--synchronize-each-layer",
+            "--profile-backward",
         ),
-        reason=_NO_RECOMPUTE,
+        reason="memory.recompute is torch's checkpointing, which needs no such care",
+    ),
+    Refused(
+        names=(
+            "--partition-activations",
+            "--distribute-checkpointed-activations",
+            "--distribute-saved-activations",
+        ),
+        instead="--parallel.sequence-parallel splits what is kept over the tensor-parallel ranks",
+    ),
+    Refused(
+        names=("--checkpoint-in-cpu",),
+        instead="what is kept stays on the device; --memory.recompute full keeps the least",
     ),
     Ignored(
         names=(

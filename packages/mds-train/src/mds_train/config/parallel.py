@@ -20,7 +20,10 @@ class ParallelConfig:
     """Pipeline stages."""
 
     ulysses_size: int = 1
-    """Sequence parallel by all-to-all (DeepSpeed-Ulysses)."""
+    """Ranks that share each sequence and swap it for heads in attention (DeepSpeed-Ulysses)."""
+
+    sequence_parallel: bool = False
+    """Split what lies between the tensor-parallel layers by position (Megatron's)."""
 
     zero_stage: int = 1
     """What is cut over dp: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights."""
@@ -40,12 +43,11 @@ class ParallelConfig:
                 f"parallel.zero_stage {self.zero_stage} does not go together with pipeline "
                 f"stages (parallel.pp_size {self.pp_size}): use zero_stage 1, or pp_size 1."
             )
-        for key in ("pp_size", "ulysses_size"):
-            if getattr(self, key) > 1:
-                raise ValueError(
-                    f"parallel.{key} is {getattr(self, key)}, but only 1 is supported yet; "
-                    f"use parallel.tp_size and data parallelism instead."
-                )
+        if self.pp_size > 1:
+            raise ValueError(
+                f"parallel.pp_size is {self.pp_size}, but only 1 is supported yet; "
+                f"use parallel.tp_size and data parallelism instead."
+            )
 
     def dp_size(self, world_size: int) -> int:
         """Number of data-parallel replicas when so many ranks take part.

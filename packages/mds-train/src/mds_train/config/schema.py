@@ -9,6 +9,8 @@ from typing import Any
 
 from mds_train.config.checkpoint import CheckpointConfig
 from mds_train.config.data import DataConfig
+from mds_train.config.layout import check_sequence_shares, check_whole_heads
+from mds_train.config.memory import MemoryConfig
 from mds_train.config.model import ModelConfig
 from mds_train.config.optimizer import OptimizerConfig, ScheduleConfig
 from mds_train.config.parallel import ParallelConfig
@@ -40,6 +42,9 @@ class TrainConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     """How the ranks share the work."""
 
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    """What is given up in speed for memory."""
+
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """Saving and loading."""
 
@@ -50,7 +55,8 @@ class TrainConfig:
         check_sequence(self)
         check_schedule(self)
         check_backup(self)
-        check_tensor_parallel(self)
+        check_whole_heads(self.model, self.parallel)
+        check_sequence_shares(self.data, self.parallel)
 
     def as_dict(self) -> dict[str, Any]:
         """The tables as plain dictionaries that JSON can hold; None stands for "not set"."""
@@ -94,17 +100,6 @@ def check_schedule(config: TrainConfig) -> None:
         raise ValueError(
             f"schedule.warmup_steps {schedule.warmup_steps} leaves nothing of the {decay_steps} "
             f"updates of the schedule; shorten the warm-up or lengthen schedule.decay_steps."
-        )
-
-
-def check_tensor_parallel(config: TrainConfig) -> None:
-    """Heads are shared out whole."""
-    tp_size, heads = config.parallel.tp_size, config.model.num_attention_heads
-    groups = config.model.num_key_value_heads or heads
-    if heads % tp_size or groups % tp_size:
-        raise ValueError(
-            f"parallel.tp_size {tp_size} does not divide model.num_attention_heads {heads} and "
-            f"num_key_value_heads {groups}; each rank needs whole heads."
         )
 
 

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from mds_core.groups import ProcessGroups
+from mds_core.rng import DropoutKey
+from mds_train.batches import MicroBatch
 from mds_train.config import TrainConfig
 from mds_train.engines.deepspeed_config import deepspeed_config
 from mds_train.engines.deepspeed_state import (
@@ -52,6 +54,7 @@ class DeepSpeedEngine:
         split_names: frozenset[str],
     ) -> None:
         self._groups = groups
+        self._seed = config.train.seed
         self._clipping = config.train.gradient_clipping
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         for name, parameter in model.named_parameters():
@@ -59,7 +62,8 @@ class DeepSpeedEngine:
             parameter.tensor_model_parallel = name in split_names  # type: ignore[attr-defined]
         optimizer = build_optimizer(model.named_parameters(), config=config.optimizer)
         on_cpu = next(model.parameters()).device.type == "cpu"
-        derived = deepspeed_config(config, dp_size=groups.dp_size, on_cpu=on_cpu)
+        replicas = groups.dp_size * groups.ulysses_size
+        derived = deepspeed_config(config, dp_size=groups.dp_size, replicas=replicas, on_cpu=on_cpu)
         self._engine = _initialize(model, optimizer, derived=derived, groups=groups)
         self._stage = config.parallel.zero_stage
         self._group_names = [list(group["names"]) for group in optimizer.param_groups]
@@ -76,12 +80,38 @@ class DeepSpeedEngine:
         """The model itself."""
         return self._engine.module  # type: ignore[no-any-return]
 
+    def accumulate(self, batch: Sequence[MicroBatch], *, weight: float) -> Tensor:
+        """Run forward and backward over the micro batches; see `Engine.accumulate`."""
+        total = torch.zeros((), dtype=torch.float64, device=batch[0].tokens.device)
+        for index, micro in enumerate(batch):
+            key = DropoutKey(seed=self._seed, samples=micro.samples)
+            output = self._call(micro, dropout_key=key)
+            self.backward(output.loss_sum * weight, last=index == len(batch) - 1)
+            total += _masked_sum(output.losses, micro)
+        return total
+
+    def losses(self, batch: Sequence[MicroBatch]) -> Tensor:
+        """Run the micro batches forward only; see `Engine.losses`."""
+        total = torch.zeros((), dtype=torch.float64, device=batch[0].tokens.device)
+        for micro in batch:
+            total += _masked_sum(self._call(micro, dropout_key=None).losses, micro)
+        return total
+
+    def _call(self, micro: MicroBatch, *, dropout_key: DropoutKey | None) -> Any:
+        return self.forward(
+            micro.tokens,
+            micro.labels,
+            loss_mask=micro.loss_mask,
+            position_ids=micro.position_ids,
+            dropout_key=dropout_key,
+        )
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model through DeepSpeed's hooks."""
         return self._engine(*args, **kwargs)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add one micro batch's gradients; see `Engine.backward`."""
+        """Add one micro batch's gradients; after the last one they are summed over the ranks."""
         # The loss carries its weight already, so DeepSpeed must not divide by the micro batches.
         self._engine.backward(loss, scale_wrt_gas=False)
         if not last:
@@ -170,6 +200,10 @@ class DeepSpeedEngine:
         self._engine.destroy()
 
 
+def _masked_sum(losses: Tensor, micro: MicroBatch) -> Tensor:
+    return (losses.detach().double() * micro.loss_mask).sum()
+
+
 def _sum_gradients_in_fp32(model: nn.Module) -> None:
     """Let autograd add bf16 gradients into fp32 tensors; DeepSpeed's stage 0 would add in bf16."""
     for parameter in model.parameters():
@@ -248,17 +282,18 @@ class _ModelParallelUnit:
 
     def __init__(self, groups: ProcessGroups) -> None:
         self._groups = groups
-        self._dp = groups.dp or _group_of_one()
+        # Ranks that share a sequence hold partial gradients, so they are summed over as dp is.
+        self._dp = groups.dp_ulysses or _group_of_one()
         self._tp = groups.tp or _group_of_one()
 
     def get_data_parallel_group(self) -> ProcessGroup:
         return self._dp
 
     def get_data_parallel_rank(self) -> int:
-        return self._groups.dp_rank
+        return self._dp.rank()
 
     def get_data_parallel_world_size(self) -> int:
-        return self._groups.dp_size
+        return self._dp.size()
 
     def get_model_parallel_group(self) -> ProcessGroup:
         return self._tp

@@ -13,19 +13,24 @@ from mds_train.config import TrainConfig
 __all__ = ["deepspeed_config"]
 
 
-def deepspeed_config(config: TrainConfig, *, dp_size: int, on_cpu: bool) -> dict[str, Any]:
+def deepspeed_config(
+    config: TrainConfig, *, dp_size: int, replicas: int, on_cpu: bool
+) -> dict[str, Any]:
     """The JSON of one run.
 
     Args:
         config: The run.
-        dp_size: Number of data-parallel replicas.
+        dp_size: Number of data-parallel ranks.
+        replicas: Number of ranks with equal weights, which DeepSpeed sums gradients over; more than
+            dp_size where ranks share sequences.
         on_cpu: No accelerator: nothing to overlap communication with.
     """
     train = config.train
     micro_batches = train.global_batch_size // (train.micro_batch_size * dp_size)
     stage = config.parallel.zero_stage
     derived: dict[str, Any] = {
-        "train_batch_size": train.global_batch_size,
+        # What DeepSpeed multiplies up; ranks that share sequences count samples more than once.
+        "train_batch_size": train.micro_batch_size * micro_batches * replicas,
         "train_micro_batch_size_per_gpu": train.micro_batch_size,
         "gradient_accumulation_steps": micro_batches,
         # Without ZeRO the engine clips itself: there DeepSpeed leaves out the shards of other

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from mds_train.batches import MicroBatch
+
 __all__ = ["Engine", "Fragment", "OptimizerState", "Update"]
 
 
@@ -68,16 +70,16 @@ class Engine(Protocol):
     def module(self) -> nn.Module:
         """The model itself."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model through the engine's hooks."""
-
-    def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add the gradients of one micro batch; after the last one they are summed over ranks.
+    def accumulate(self, batch: Sequence[MicroBatch], *, weight: float) -> Tensor:
+        """Run forward and backward over a step's micro batches and sum gradients over the ranks.
 
         Args:
-            loss: Scalar. Gradients are summed over micro batches and averaged over data-parallel
-                ranks.
-            last: This is the last micro batch of the step.
+            batch: This rank's micro batches, on the model's device.
+            weight: Factor of the losses in the backward pass.
+
+        Returns:
+            Scalar, float64: the masked sum of the losses of this rank's samples. It is the same on
+            the ranks that share the samples.
         """
 
     def step(self, *, lr: float, weight_decay: float) -> Update:
@@ -85,6 +87,9 @@ class Engine(Protocol):
 
     def evaluating(self) -> AbstractContextManager[None]:
         """While open, the model is in evaluation mode and keeps no gradients."""
+
+    def losses(self, batch: Sequence[MicroBatch]) -> Tensor:
+        """What `accumulate` returns, by forward passes only; called while `evaluating`."""
 
     def fragments(self) -> Sequence[Fragment]:
         """This rank's parts of all parameters, right after a step."""
