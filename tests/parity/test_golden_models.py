@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from mds_ckpt import open_checkpoint
 from mds_core import GPTConfig, ProcessGroups
 from mds_core.models import GPT
 from mds_kernels.testing import TOLERANCES
@@ -90,6 +91,27 @@ def test_logits_of_recorded_checkpoints(golden: Path, folder: str, base: dict) -
         logits = model(torch.from_numpy(recorded["tokens"]).long())
 
     expected = torch.from_numpy(recorded["logits_fp32_master"])
+    torch.testing.assert_close(logits, expected, rtol=0, atol=LOGITS_ATOL)
+
+
+def test_logits_of_a_recorded_mixture_of_experts(golden: Path) -> None:
+    """The recorded weights hold one rank's experts only, so all come from the checkpoint."""
+    recorded = np.load(golden / "moe_nopipe_dp2ep2_z1_bf16" / "expected.npz")
+    checkpoint = open_checkpoint(golden / "moe_nopipe_dp2ep2_z1_bf16" / "ckpt")
+    weights = {
+        name: torch.from_numpy(tensor.numpy().astype(np.float32))
+        for name, tensor in checkpoint.tensors.items()
+    }
+    table = recorded["lp/language_model.embedding.word_embeddings.weight"]  # with its padding rows
+    weights["embedding.word_embeddings.weight"] = torch.from_numpy(table)
+    config = GPTConfig(**GPT2, vocab_size=len(table), num_experts=4, expert_interval=2)
+    model = GPT(config, ProcessGroups.single()).eval()
+    model.load_state_dict(weights, strict=True)
+
+    with torch.no_grad():
+        logits = model(torch.from_numpy(recorded["tokens"]).long())
+
+    expected = torch.from_numpy(recorded["logits_fp32_lp"])
     torch.testing.assert_close(logits, expected, rtol=0, atol=LOGITS_ATOL)
 
 

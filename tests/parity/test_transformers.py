@@ -228,6 +228,13 @@ def mistral():
     )
 
 
+def mixtral():
+    sizes = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    config = transformers.MixtralConfig(**LLAMA_LIKE, **sizes, **rope(1000000.0))
+    ours = GPTConfig(**OURS, num_experts=4, moe_topk=2, rope_theta=1000000.0)
+    return transformers.MixtralForCausalLM(config), ours, from_mixtral
+
+
 def qwen2():
     config = transformers.Qwen2Config(**LLAMA_LIKE, **rope(1000000.0))
     ours = GPTConfig(**OURS, add_qkv_bias=True, rope_theta=1000000.0)
@@ -265,6 +272,22 @@ def from_gpt2(theirs: dict, config: GPTConfig) -> dict:
 
 def transposed(tensor):
     return tensor.mT if tensor.dim() == 2 else tensor
+
+
+def from_mixtral(theirs: dict, config: GPTConfig) -> dict:
+    """Theirs keeps all experts of a layer in one tensor, [gate; up] as ours."""
+    ours, rest = {}, dict(theirs)
+    for layer in range(config.num_layers):
+        old, new = f"model.layers.{layer}.mlp", f"decoder.layers.{layer}.mlp"
+        ours[f"{new}.router.weight"] = rest.pop(f"{old}.gate.weight")
+        wide, narrow = (rest.pop(f"{old}.experts.{n}_proj") for n in ("gate_up", "down"))
+        for expert in range(config.num_experts):
+            own = f"{new}.experts.local_experts.{expert}"
+            ours[f"{own}.linear_fc1.weight"] = wide[expert]
+            ours[f"{own}.linear_fc2.weight"] = narrow[expert]
+        rest |= dict.fromkeys([f"{old}.{n}_proj.weight" for n in ("gate", "up", "down")], wide[0])
+    dense = {name: t for name, t in from_llama(rest, config).items() if ".mlp." not in name}
+    return dense | ours
 
 
 def from_llama(theirs: dict, config: GPTConfig) -> dict:
@@ -313,6 +336,7 @@ FAMILIES = [
     llama,
     llama_mqa_tied,
     mistral,
+    mixtral,
     qwen2,
     qwen3,
     *map(scaled, SCALINGS),

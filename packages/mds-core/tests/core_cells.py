@@ -93,6 +93,17 @@ BERT = BertConfig(
 )
 """Both directions, token types, two heads; an odd vocabulary that needs padding."""
 
+MIXTRAL = replace(LLAMA_GQA, num_experts=4, moe_topk=2, moe_loss_coeff=0.1, moe_z_loss_coeff=0.01)
+"""Gated experts in every layer, two for each token, weights that sum to 1, both extra losses."""
+
+PR_MOE = replace(
+    GPT2, layer_experts=(2, 4), moe_residual=True, moe_loss_coeff=0.1, moe_ffn_hidden_size=48
+)
+"""One expert a token, more of them in later layers, mixed with an MLP by a learned share."""
+
+SHARED = replace(GPT2, num_experts=4, expert_interval=2, moe_topk=3, moe_shared_hidden_size=40)
+"""Experts in every second layer, added to an MLP for all tokens."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
@@ -129,6 +140,28 @@ CELLS = {
     "bloom-sequence-parallel-dropout": Cell(
         config=replace(BLOOM, **DROPPING), execution=Execution(sequence_parallel=True), steps=1
     ),
+    "moe-mixtral": Cell(config=MIXTRAL),
+    "moe-mixtral-sequence-parallel-full": Cell(
+        config=MIXTRAL, execution=Execution(sequence_parallel=True, recompute="full")
+    ),
+    "moe-residual-dropout": Cell(config=replace(PR_MOE, **DROPPING)),
+    "moe-residual-sequence-parallel": Cell(
+        config=PR_MOE, execution=Execution(sequence_parallel=True), steps=1
+    ),
+    "moe-shared-whole-experts": Cell(
+        config=SHARED, execution=Execution(expert_tensor_parallel=False), steps=1
+    ),
+    "moe-capacity": Cell(config=replace(MIXTRAL, moe_capacity_factor=0.8), steps=1),
+    "moe-capacity-whole-experts-sequence-parallel": Cell(
+        config=replace(PR_MOE, moe_capacity_factor=0.8, moe_drop_policy="probability"),
+        execution=Execution(sequence_parallel=True, expert_tensor_parallel=False),
+        steps=1,
+    ),
+    "moe-capacity-sequence-parallel": Cell(
+        config=replace(MIXTRAL, moe_capacity_factor=0.8, moe_balance_scope="micro_batch"),
+        execution=Execution(sequence_parallel=True),
+        steps=1,
+    ),
     "bert": Cell(config=BERT, steps=1),
     "bert-post-norm-dropout-full": Cell(
         config=replace(BERT, residual_post_layernorm=True, **DROPPING),
@@ -143,8 +176,22 @@ ULYSSES = {
     for name in (
         *("gpt-dropout", "llama-gqa-sequence-parallel-selective", "qwen3"),
         *("bloom-sequence-parallel-dropout", "llama-yarn"),
+        *("moe-mixtral", "moe-residual-dropout"),
     )
 }
+DP = {f"dp-{name}": CELLS[name] for name in ("moe-mixtral", "gpt-dropout")}
+EP = {
+    f"ep-{name}": CELLS[name]
+    for name in ("moe-mixtral", "moe-residual-dropout", "moe-shared-whole-experts")
+}
+EP_TP2 = {
+    f"ep-tp2-{name}": replace(CELLS[name], steps=1)
+    for name in (
+        *("moe-mixtral-sequence-parallel-full", "moe-residual-dropout"),
+        *("moe-residual-sequence-parallel", "moe-shared-whole-experts"),
+    )
+}
+EP_ULYSSES = {"ep-ulysses-moe-mixtral": replace(CELLS["moe-mixtral"], steps=1)}
 UNSUMMED = {"ulysses-unsummed": Cell(config=GPT2, steps=1, summed=False)}
 ULYSSES_TP2 = {
     f"ulysses-tp2-{name}": replace(CELLS[name], steps=1)
@@ -235,11 +282,12 @@ def refusal(action) -> str:
     return "nothing was refused"
 
 
-def sum_gradients(parameters, groups: ProcessGroups) -> None:
-    """What an engine does: ranks that share a sequence each have a part of the gradients."""
-    if groups.ulysses is not None:
-        for parameter in parameters:
-            dist.all_reduce(parameter.grad, group=groups.dp_ulysses)
+def sum_gradients(parameters, groups: ProcessGroups, *, experts=frozenset()) -> None:
+    """What an engine does: ranks that see other positions or samples each have a part."""
+    for name, parameter in parameters.items():
+        group = groups.expert_dp_ulysses if name in experts else groups.dp_ulysses
+        if group is not None:
+            dist.all_reduce(parameter.grad, group=group)
 
 
 def _no_communication(ctx, grad):
@@ -253,16 +301,24 @@ def _train(cell: Cell, groups: ProcessGroups) -> Trace:
     trace = Trace(losses=[], gradients=[], parameters=[])
     for step in range(cell.steps):
         tokens, labels, mask = batch(cell.config, step)
-        key = DropoutKey(seed=5, samples=torch.arange(3) + 3 * step)
+        count = mask.sum()
+        own = torch.arange(3).tensor_split(groups.dp_size)[groups.dp_rank]
+        tokens, labels, mask = tokens[own], labels[own], mask[own]
+        key = DropoutKey(seed=5, samples=own + 3 * step)
         if isinstance(model, Bert):
             loss = bert_loss(model, tokens, labels, mask=mask, key=key)
         else:
-            loss = model(tokens, labels, loss_mask=mask, dropout_key=key).loss_sum / mask.sum()
+            loss = model(tokens, labels, loss_mask=mask, dropout_key=key).loss_sum / count
         model.zero_grad()
         loss.backward()
+        parameters = dict(model.named_parameters())
         if cell.summed:
-            sum_gradients(model.parameters(), groups)
-        gradients = {name: p.grad for name, p in model.named_parameters()}
+            experts = model.expert_parameters() if isinstance(model, GPT) else frozenset()
+            sum_gradients(parameters, groups, experts=experts)
+        if groups.dp is not None:
+            loss = loss.detach()
+            dist.all_reduce(loss, group=groups.dp)
+        gradients = {name: p.grad for name, p in parameters.items()}
         trace.losses.append(loss.item())
         trace.gradients.append(whole(model, gradients, check_replicas=cell.broken is None))
         optimizer.step()
@@ -298,7 +354,8 @@ def whole(
     shards = model.parameter_shards()
     group = model.groups.tp
     if group is None:
-        return {name: merge([shards[name]], [tensor]) for name, tensor in tensors.items()}
+        joined = {name: merge([shards[name]], [tensor]) for name, tensor in tensors.items()}
+        return with_other_experts(joined, model.groups)
     joined = {}
     for name, tensor in tensors.items():
         parts = [torch.empty_like(tensor) for _ in range(group.size())]
@@ -308,4 +365,16 @@ def whole(
         if shards[name].dim is None:
             assert not check_replicas or all(torch.equal(part, parts[0]) for part in parts), name
         joined[name] = merge(all_shards, parts)
-    return joined
+    return with_other_experts(joined, model.groups)
+
+
+def with_other_experts(tensors: dict[str, torch.Tensor], groups: ProcessGroups) -> dict:
+    """Add the experts of the other ranks; what all hold must agree to the bit."""
+    if groups.ep is None:
+        return tensors
+    parts = [None] * groups.ep_size
+    dist.all_gather_object(parts, tensors, group=groups.ep)
+    for part in parts:
+        for name in part.keys() & tensors.keys():
+            assert torch.equal(part[name], tensors[name]), name
+    return {name: tensor for part in parts for name, tensor in part.items()}

@@ -61,18 +61,24 @@ def report_all() -> dict:
         "tp2dp2": Layout(tp_size=2, dp_size=2, ep_size=2),
         "tp2pp2": Layout(tp_size=2, pp_size=2),
         "pp4": Layout(pp_size=4),
+        "ulysses2ep2": Layout(ulysses_size=2, dp_size=2, ep_size=2),
         "ulysses2dp2": Layout(ulysses_size=2, dp_size=2),
         "tp4": Layout(tp_size=4),
     }
     built = {name: ProcessGroups.build(layout) for name, layout in layouts.items()}
-    axes = ["tp", "pp", "dp", "ulysses", "ep", "dp_ulysses", "expert_dp", "model", "embedding"]
+    axes = [
+        *("tp", "pp", "dp", "ulysses", "ep", "dp_ulysses"),
+        *("expert_dp", "expert_dp_ulysses", "model", "embedding"),
+    ]
     found = {
         name: {axis: ranks_of(getattr(groups, axis)) for axis in axes}
         for name, groups in built.items()
     }
     group = built["tp4"].tp
     return (
-        found | {name: run_collective(name, group) for name in WANTED} | {"uneven": uneven(group)}
+        found
+        | {name: run_collective(name, group) for name in WANTED}
+        | {"uneven": uneven(group), "rows": exchange_rows(group)}
     )
 
 
@@ -85,6 +91,17 @@ def run_collective(name: str, group) -> tuple[torch.Tensor, torch.Tensor]:
     x = make(group.rank()).requires_grad_()
     y = getattr(collectives, name)(x, group=group, **OPTIONS.get(name, {"dim": 1}))
     y.backward(gradient_of(group.rank(), y.shape))
+    return y.detach(), x.grad
+
+
+def exchange_rows(group) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rank r sends r + i rows to rank i; each names its sender, its receiver and its place."""
+    rank, size = group.rank(), group.size()
+    rows = [(rank, to, place) for to in range(size) for place in range(rank + to)]
+    x = torch.tensor(rows, dtype=torch.float64).view(-1, 3).requires_grad_()
+    counts = [rank + other for other in range(size)]
+    y = collectives.exchange_rows(x, group=group, given=counts, taken=counts)
+    (y * (rank + 1)).sum().backward()
     return y.detach(), x.grad
 
 

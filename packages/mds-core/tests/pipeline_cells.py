@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from unittest import mock
 
 import torch
-from core_cells import BLOOM, GPT2, LLAMA_GQA, AdamW, Cell, Trace, sum_gradients, whole
+from core_cells import BLOOM, GPT2, LLAMA_GQA, MIXTRAL, AdamW, Cell, Trace, sum_gradients, whole
 from torch.distributed.pipelining import PipelineStage
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -34,11 +34,16 @@ class PipelineCell:
 
 DEEP = replace(GPT2, num_layers=4, hidden_dropout=0.2)
 DEEP_BLOOM = replace(BLOOM, num_layers=4, hidden_dropout=0.2)
+DEEP_MIXTRAL = replace(MIXTRAL, num_layers=4)
 DEEP_LLAMA = replace(LLAMA_GQA, num_layers=5)
 CELLS = {name: PipelineCell(cell=Cell(config=DEEP), schedule=name) for name in SCHEDULES} | {
     "uneven": PipelineCell(cell=Cell(config=DEEP_LLAMA), sizes=(4, 1)),
     "uneven-zb-v": PipelineCell(cell=Cell(config=DEEP_LLAMA), schedule="zb-v", sizes=(1, 2, 1, 1)),
     "lengths": PipelineCell(cell=Cell(config=DEEP_BLOOM), lengths=(LENGTH, 10, LENGTH)),
+    "experts": PipelineCell(cell=Cell(config=DEEP_MIXTRAL)),
+    "experts-zb-v": PipelineCell(
+        cell=Cell(config=DEEP_MIXTRAL, execution=Execution(recompute="full")), schedule="zb-v"
+    ),
     "recompute": PipelineCell(
         cell=Cell(config=DEEP, execution=Execution(recompute="full")), schedule="zb-h1"
     ),
@@ -102,7 +107,7 @@ def train_pipeline(pipeline_cell: PipelineCell, layout: Layout) -> dict:
         pipeline.zero_grad()
         count = batch["loss_mask"].sum()
         loss = pipeline.step(**batch, scale=1 / count)
-        sum_gradients(parameters.values(), pipeline.groups)
+        sum_gradients(parameters, pipeline.groups)
         trace.losses.append((loss.loss_sum / count).item())
         gradients = {name: parameter.grad for name, parameter in parameters.items()}
         trace.gradients.append(whole(pipeline, gradients))

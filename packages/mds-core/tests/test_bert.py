@@ -92,6 +92,7 @@ def test_without_the_binary_head_there_is_no_binary_score() -> None:
         ({"position_embedding": "rope"}, r"position_embedding \('rope'\) must be 'learned'"),
         ({"tie_embeddings": False}, r"tie_embeddings \(False\) must be True for a BERT"),
         ({"sliding_window": 4}, r"sliding_window \(4\) must be None for a BERT"),
+        ({"num_experts": 4}, r"num_experts \(4\) must be None for a BERT"),
         ({"num_token_types": 0}, r"num_token_types \(0\) must be at least 1"),
     ],
 )

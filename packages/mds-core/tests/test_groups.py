@@ -74,10 +74,20 @@ def test_groups_and_collectives_on_four_ranks(four_ranks) -> None:
     fourth = [report["ulysses2dp2"] for report in reports]
     assert [r["ulysses"] for r in fourth] == [[0, 1], [0, 1], [2, 3], [2, 3]]
     assert [r["dp_ulysses"] for r in fourth] == [[0, 1, 2, 3]] * 4
+    assert [r["expert_dp_ulysses"] for r in fourth] == [[0, 1, 2, 3]] * 4
+    fifth = [report["ulysses2ep2"] for report in reports]
+    assert [r["ep"] for r in fifth] == [[0, 2], [1, 3], [0, 2], [1, 3]]
+    assert [r["expert_dp_ulysses"] for r in fifth] == [[0, 1], [0, 1], [2, 3], [2, 3]]
     for name, (forward, gradient) in WANTED.items():
         for rank, report in enumerate(reports):
             assert torch.equal(report[name][0], forward(rank)), f"{name} on rank {rank}"
             assert torch.equal(report[name][1], gradient(rank)), f"backward of {name}"
+    for rank, report in enumerate(reports):
+        rows, gradient = report["rows"]
+        wanted = [(r, rank, place) for r in range(4) for place in range(r + rank)]
+        assert rows.tolist() == [list(map(float, row)) for row in wanted]
+        receivers = [to for to in range(4) for _ in range(rank + to)]
+        assert gradient[:, 0].tolist() == [to + 1.0 for to in receivers]
     assert all("does not divide into 4 equal slices" in r["uneven"] for r in reports)
 
 

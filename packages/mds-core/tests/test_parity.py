@@ -8,6 +8,10 @@ import pytest
 import torch
 from core_cells import (
     CELLS,
+    DP,
+    EP,
+    EP_TP2,
+    EP_ULYSSES,
     LLAMA_GQA,
     TP4,
     ULYSSES,
@@ -36,7 +40,7 @@ def worst_difference(actual: Trace, reference: Trace) -> float:
         relative_error(got[name], want[name])
         for kind in ("gradients", "parameters")
         for got, want in zip(getattr(actual, kind), getattr(reference, kind), strict=True)
-        for name in want
+        for name in got.keys() | want.keys()
     )
 
 
@@ -72,6 +76,21 @@ def test_two_ranks_that_share_a_sequence_train_the_same(name, one_process, two_r
 @pytest.mark.parametrize("name", ULYSSES_TP2)
 def test_shared_sequences_and_split_layers_train_the_same(name, one_process, four_ranks) -> None:
     reference = one_process[name.removeprefix("ulysses-tp2-")]
+
+    assert difference_of_first_step(four_ranks[0][name], reference) <= TOLERANCES["layout_float64"]
+
+
+@pytest.mark.parametrize("name", [*DP, *EP])
+def test_two_ranks_with_other_samples_train_the_same(name, one_process, two_ranks) -> None:
+    reference = one_process[name.partition("-")[2]]
+
+    assert worst_difference(two_ranks[0][name], reference) <= TOLERANCES["layout_float64"]
+    assert two_ranks[0][name].losses == pytest.approx(reference.losses, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", [*EP_TP2, *EP_ULYSSES])
+def test_shared_out_experts_and_split_layers_train_the_same(name, one_process, four_ranks) -> None:
+    reference = one_process[name.split("-", 2)[2]]
 
     assert difference_of_first_step(four_ranks[0][name], reference) <= TOLERANCES["layout_float64"]
 

@@ -30,6 +30,8 @@ class BertConfig(GPTConfig):
             ("position_embedding", "learned"),
             ("tie_embeddings", True),
             ("sliding_window", None),
+            ("num_experts", None),
+            ("layer_experts", None),
         ):
             if getattr(self, name) != wanted:
                 raise ValueError(

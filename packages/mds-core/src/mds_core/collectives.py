@@ -12,6 +12,7 @@ scatter             take the own slice          join the ranks' slices
 gather_partial      join the ranks' slices      sum, then the own slice
 reduce_scatter      sum, then the own slice     join the ranks' slices
 exchange            split here, join there      split there, join here
+exchange_rows       send rows to their ranks    send their gradients back
 ==================  ==========================  ==========================
 
 ``gather`` is for a result that every rank goes on to use in the same way; ``gather_partial`` for
@@ -21,6 +22,7 @@ does nothing at all.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -28,7 +30,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-__all__ = ["copy", "exchange", "gather", "gather_partial", "reduce", "reduce_scatter", "scatter"]
+__all__ = [
+    "copy",
+    "exchange",
+    "exchange_rows",
+    "gather",
+    "gather_partial",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+]
 
 
 def copy(x: Tensor, *, group: ProcessGroup | None) -> Tensor:
@@ -66,6 +77,23 @@ def exchange(x: Tensor, *, group: ProcessGroup | None, split: int, join: int) ->
     return x if group is None else _apply(_Exchange, x, group, split, join)
 
 
+def exchange_rows(
+    x: Tensor, *, group: ProcessGroup | None, given: Sequence[int], taken: Sequence[int]
+) -> Tensor:
+    """Send each rank its rows of ``x`` and join what the ranks send here, in rank order.
+
+    Args:
+        x: [rows, ...], the first rank's rows first.
+        group: The ranks.
+        given: Rows of ``x`` for each rank.
+        taken: Rows that each rank sends here.
+
+    Returns:
+        [sum of taken, ...].
+    """
+    return x if group is None else _apply(_ExchangeRows, x, group, tuple(given), tuple(taken))
+
+
 def _apply(function: type[torch.autograd.Function], *arguments: object) -> Tensor:
     return cast("Tensor", function.apply(*arguments))  # type: ignore[no-untyped-call]
 
@@ -90,6 +118,14 @@ def _swap(x: Tensor, group: ProcessGroup, split: int, join: int) -> Tensor:
     taken = torch.empty_like(given)
     dist.all_to_all_single(taken, given, group=group)
     return torch.cat(taken.unbind(0), dim=join)
+
+
+def _swap_rows(
+    x: Tensor, group: ProcessGroup, given: tuple[int, ...], taken: tuple[int, ...]
+) -> Tensor:
+    received = x.new_empty((sum(taken), *x.shape[1:]))
+    dist.all_to_all_single(received, x.contiguous(), list(taken), list(given), group=group)
+    return received
 
 
 def _own(x: Tensor, group: ProcessGroup, dim: int) -> Tensor:
@@ -187,3 +223,16 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         return _swap(grads[0], ctx.group, ctx.join, ctx.split), None, None, None
+
+
+class _ExchangeRows(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, group: ProcessGroup, given: tuple[int, ...], taken: tuple[int, ...]
+    ) -> Tensor:
+        ctx.group, ctx.given, ctx.taken = group, given, taken
+        return _swap_rows(x, group, given, taken)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        return _swap_rows(grads[0], ctx.group, ctx.taken, ctx.given), None, None, None

@@ -11,6 +11,13 @@ from dataclasses import asdict, dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
+from mds_core.expert_plan import (
+    check_experts,
+    experts_of_layers,
+    mlp_params,
+    routed_active_weights,
+    routed_params,
+)
 from mds_core.rope_scaling import RopeScaling, RopeType
 
 __all__ = ["Activation", "Execution", "GPTConfig", "Normalization", "PositionEmbedding"]
@@ -20,6 +27,9 @@ Normalization = Literal["layernorm", "rmsnorm"]
 PositionEmbedding = Literal["learned", "rope", "alibi", "none"]
 Recompute = Literal["none", "selective", "full"]
 AttentionKernel = Literal["auto", "fused", "math"]
+DropPolicy = Literal["position", "probability"]
+BalanceScope = Literal["sequence", "micro_batch"]
+BalanceChoices = Literal["all", "first"]
 
 GATED: frozenset[str] = frozenset({"swiglu", "geglu", "geglu_tanh"})
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -29,6 +39,9 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     ),
     "normalization": ("layernorm", "rmsnorm"),
     "position_embedding": ("learned", "rope", "alibi", "none"),
+    "moe_drop_policy": ("position", "probability"),
+    "moe_balance_scope": ("sequence", "micro_batch"),
+    "moe_balance_choices": ("all", "first"),
 }
 
 
@@ -49,7 +62,7 @@ _SCALING_FIELDS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GPTConfig:
-    """Shape of a decoder-only transformer: GPT-2, NeoX, BLOOM, Llama, Mistral and Qwen kinds.
+    """Shape of a decoder-only transformer: GPT-2, NeoX, BLOOM, Llama, Mistral, Mixtral, Qwen kinds.
 
     Raises:
         ValueError: A value is out of range or two values contradict each other; the message names
@@ -112,12 +125,45 @@ class GPTConfig:
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
     init_std: float = 0.02
+    num_experts: int | None = None
+    """MLPs among which the tokens of a layer are shared out; one for all tokens when left out."""
+    expert_interval: int = 1
+    """Every how many-th layer has experts; with 2 these are the second, the fourth, ..."""
+    layer_experts: tuple[int, ...] | None = None
+    """Experts of each layer, 0 for none, instead of num_experts (PR-MoE's growing numbers)."""
+    moe_topk: int = 1
+    """Experts that each token is sent to."""
+    moe_normalize_gates: bool | None = None
+    """Let the weights of a token's experts sum to 1; with more than one expert if None."""
+    moe_ffn_hidden_size: int | None = None
+    """Width of an expert; as ffn_hidden_size when left out."""
+    moe_shared_hidden_size: int | None = None
+    """Width of an MLP for all tokens that is added to the experts; none when left out."""
+    moe_residual: bool = False
+    """Mix an MLP for all tokens with the experts by a learned share (PR-MoE)."""
+    moe_capacity_factor: float | None = None
+    """Places of an expert in training, over an even share of the tokens; no limit if None."""
+    moe_eval_capacity_factor: float | None = None
+    """The same outside training."""
+    moe_min_capacity: int = 4
+    """With a capacity factor: places that an expert has at least."""
+    moe_drop_policy: DropPolicy = "position"
+    """Who gets the places: first choices and earlier tokens, or the most probable ones."""
+    moe_loss_coeff: float = 0.01
+    """Factor of the loss that keeps the experts evenly used."""
+    moe_z_loss_coeff: float = 0.0
+    """Factor of the loss that keeps the router's scores small."""
+    moe_balance_scope: BalanceScope = "sequence"
+    """Over what the use should be even: each sequence, or a rank's micro batch (DeepSpeed's)."""
+    moe_balance_choices: BalanceChoices = "all"
+    """Whether all choices of a token count as use, or the first (DeepSpeed's top-2)."""
 
     def __post_init__(self) -> None:
         self._check_types()
         self._check_sizes()
         self._check_ratios()
         self._check_rope()
+        check_experts(self)
         if self.parallel_residual and self.residual_post_layernorm:
             raise ValueError(
                 "parallel_residual and residual_post_layernorm exclude each other: with both there "
@@ -209,6 +255,21 @@ class GPTConfig:
         return 8 * self.hidden_size // 3 // 64 * 64 if self.gated else 4 * self.hidden_size
 
     @property
+    def experts(self) -> tuple[int, ...]:
+        """Experts of every layer, 0 where there is one MLP for all tokens."""
+        return experts_of_layers(self)
+
+    @property
+    def expert_width(self) -> int:
+        """Width of an expert between its two projections."""
+        return self.moe_ffn_hidden_size or self.ffn_width
+
+    @property
+    def shared_width(self) -> int:
+        """Width of the MLP for all tokens beside the experts, 0 for none."""
+        return self.ffn_width if self.moe_residual else self.moe_shared_hidden_size or 0
+
+    @property
     def qkv_bias(self) -> bool:
         """Whether the query/key/value projection has a bias."""
         return self.add_bias if self.add_qkv_bias is None else self.add_qkv_bias
@@ -245,6 +306,8 @@ class GPTConfig:
         """
         known = {field.name for field in fields(cls)}
         members = {name: value for name, value in record.items() if name in known}
+        if members.get("layer_experts") is not None:
+            members["layer_experts"] = tuple(members["layer_experts"])  # JSON has lists only
         if record.get("rope_scaling"):
             scaling = RopeScaling.of(record["rope_scaling"])
             for member, value in scaling.table().items() if scaling else ():
@@ -292,6 +355,27 @@ class GPTConfig:
                     f"tensor-parallel rank takes an equal share. Change one of the two."
                 )
 
+    def check_expert_parallel(self, ep_size: int, *, tp_size: int = 1) -> None:
+        """Raise ValueError unless the experts divide by ``ep_size`` and their width by tp_size."""
+        if ep_size > 1 and not any(self.experts):
+            raise ValueError(
+                f"ep_size is {ep_size}, but the model has no experts to share out; set ep_size=1, "
+                f"or give num_experts."
+            )
+        for layer, experts in enumerate(self.experts):
+            if experts % ep_size:
+                raise ValueError(
+                    f"layer {layer} has {experts} experts, not a multiple of ep_size ({ep_size}); "
+                    f"each rank takes an equal share. Change one of the two."
+                )
+        widths = {"the experts": self.expert_width, "the shared MLP": self.shared_width}
+        for name, width in widths.items() if any(self.experts) else ():
+            if width % tp_size:
+                raise ValueError(
+                    f"the width of {name} ({width}) is not a multiple of tp_size ({tp_size}); each "
+                    f"tensor-parallel rank takes an equal share. Change one of the two."
+                )
+
     def check_ulysses(self, ulysses_size: int, *, tp_size: int = 1) -> None:
         """Raise ValueError unless a tensor-parallel rank's heads divide by ``ulysses_size``."""
         heads = self.kv_heads // tp_size
@@ -310,28 +394,41 @@ class GPTConfig:
         if self.embedding_norm:
             embedding += self._norm_params()
         head = 0 if self.tie_embeddings else self.vocab_size * self.hidden_size
-        return embedding + self.num_layers * self.num_layer_params() + self._norm_params() + head
+        layers = sum(self.num_layer_params(layer) for layer in range(self.num_layers))
+        return embedding + layers + self._norm_params() + head
 
-    def num_layer_params(self) -> int:
+    def num_layer_params(self, layer: int = 0) -> int:
         """Trained numbers of one transformer layer."""
         biases = self._qkv_width if self.qkv_bias else 0
-        if self.add_bias:
-            biases += self._fc1_width + 2 * self.hidden_size
+        biases += self.hidden_size if self.add_bias else 0
         per_head = self.channels * (2 if self.normalization == "layernorm" else 1)
         qk_norms = 2 * per_head if self.qk_norm else 0
-        return self._layer_matmul_params() + biases + 2 * self._norm_params() + qk_norms
+        attention = self._attention_matmul_params() + biases + qk_norms
+        return attention + self._mlp_params(layer) + 2 * self._norm_params()
+
+    def _mlp_params(self, layer: int) -> int:
+        if experts := self.experts[layer]:
+            return routed_params(self, experts=experts)
+        return mlp_params(self, width=self.ffn_width)
 
     def flops_per_token(self, seq_length: int) -> float:
         """Floating-point operations of one training step per token, forward and backward.
 
         Counted are the matrix products only (2 operations a multiplication), three times the
-        forward pass. Attention counts the pairs that the mask lets through, not the masked ones.
+        forward pass. Attention counts the pairs that the mask lets through, not the masked ones;
+        experts count for the tokens that they are chosen for.
         """
         window = min(self.sliding_window or seq_length, seq_length)
         pairs = window * (window + 1) // 2 + (seq_length - window) * window
         attention = 2 * self.num_attention_heads * self.channels * pairs / seq_length
-        layers = self.num_layers * (self._layer_matmul_params() + attention)
-        return 6.0 * (layers + self.vocab_size * self.hidden_size)
+        layers = self.num_layers * (self._attention_matmul_params() + attention)
+        mlps = sum(
+            routed_active_weights(self, experts=experts)
+            if experts
+            else self.hidden_size * (self._fc1_width + self.ffn_width)
+            for experts in self.experts
+        )
+        return 6.0 * (layers + mlps + self.vocab_size * self.hidden_size)
 
     @property
     def _qkv_width(self) -> int:
@@ -341,9 +438,8 @@ class GPTConfig:
     def _fc1_width(self) -> int:
         return self.ffn_width * (2 if self.gated else 1)
 
-    def _layer_matmul_params(self) -> int:
-        attention = self._qkv_width + self.num_attention_heads * self.channels
-        return self.hidden_size * (attention + self._fc1_width + self.ffn_width)
+    def _attention_matmul_params(self) -> int:
+        return self.hidden_size * (self._qkv_width + self.num_attention_heads * self.channels)
 
     def _norm_params(self) -> int:
         return self.hidden_size * (2 if self.normalization == "layernorm" else 1)
@@ -359,6 +455,8 @@ class Execution:
     """What the backward pass computes again: nothing, the attention core, whole layers."""
     recompute_layers: int = 1
     """With ``full``: how many layers form one recomputed block."""
+    expert_tensor_parallel: bool = True
+    """Split each expert over the tensor-parallel ranks; else these share out the tokens."""
     attention_kernel: AttentionKernel = "auto"
     """``fused`` is torch's scaled_dot_product_attention, ``math`` plain steps that can drop."""
 

@@ -99,6 +99,8 @@ class ProcessGroups:
         ep: Ranks that share one set of experts (a part of ``dp``).
         dp_ulysses: Ranks over which a gradient is summed: ``dp`` and ``ulysses`` together.
         expert_dp: Ranks that hold the same experts.
+        expert_dp_ulysses: Ranks over which an expert's gradient is summed: ``expert_dp`` and
+            ``ulysses`` together.
         model: Ranks of one replica of the parameters: ``tp`` and ``pp`` together.
         embedding: First and last stage, which share a tied embedding; None on stages between.
     """
@@ -112,6 +114,7 @@ class ProcessGroups:
     ep: ProcessGroup | None = None
     dp_ulysses: ProcessGroup | None = None
     expert_dp: ProcessGroup | None = None
+    expert_dp_ulysses: ProcessGroup | None = None
     model: ProcessGroup | None = None
     embedding: ProcessGroup | None = None
 
@@ -217,6 +220,7 @@ def _memberships(layout: Layout) -> dict[str, list[list[int]]]:
         "ep": layout.partition(lambda c: (c.tp, c.ulysses, c.pp, c.dp // ep)),
         "dp_ulysses": layout.partition(lambda c: (c.tp, c.pp)),
         "expert_dp": layout.partition(lambda c: (c.tp, c.ulysses, c.pp, c.dp % ep)),
+        "expert_dp_ulysses": layout.partition(lambda c: (c.tp, c.pp, c.dp % ep)),
         "model": layout.partition(lambda c: (c.ulysses, c.dp)),
         "embedding": [[ranks[0], ranks[-1]] if len(ranks) > 1 else ranks for ranks in pipelines],
     }

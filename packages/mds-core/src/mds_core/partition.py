@@ -106,7 +106,7 @@ def _cheapest(
 
 def parameter_costs(config: GPTConfig) -> tuple[float, ...]:
     """Parameters of each layer, those of embedding and head with the first and last layer."""
-    costs = [float(config.num_layer_params())] * config.num_layers
+    costs = [float(config.num_layer_params(layer)) for layer in range(config.num_layers)]
     vocabulary = config.vocab_size * config.hidden_size
     norm = config.hidden_size * (1 if config.normalization == "rmsnorm" else 2)
     positions = config.max_position_embeddings * config.hidden_size

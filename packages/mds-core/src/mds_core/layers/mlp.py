@@ -45,6 +45,7 @@ class MLP(nn.Module):
 
     Args:
         config: Shape of the model.
+        width: Between the two projections; the configuration's if None.
         tp: Ranks that share the layer; None for one.
         sequence_parallel: Inputs and outputs hold this rank's positions only.
         dtype: Of the parameters.
@@ -55,18 +56,20 @@ class MLP(nn.Module):
         self,
         config: GPTConfig,
         *,
+        width: int | None = None,
         tp: ProcessGroup | None = None,
         sequence_parallel: bool = False,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
+        width = width or config.ffn_width
         self.activation = ACTIVATIONS[config.activation]
         self.gated = config.gated
         blocks = 2 if config.gated else 1
         self.linear_fc1 = ColumnParallelLinear(
             config.hidden_size,
-            blocks * config.ffn_width,
+            blocks * width,
             tp=tp,
             bias=config.add_bias,
             std=config.init_std,
@@ -76,7 +79,7 @@ class MLP(nn.Module):
             device=device,
         )
         self.linear_fc2 = RowParallelLinear(
-            config.ffn_width,
+            width,
             config.hidden_size,
             tp=tp,
             bias=config.add_bias,

@@ -1,7 +1,7 @@
 """Models, each one readable file, with canonical parameter names."""
 
 from mds_core.models.bert import Bert, BertLogits, BertLoss
-from mds_core.models.gpt import GPT, GPTLoss
+from mds_core.models.gpt import GPT, GPTLoss, RoutedLoss
 from mds_core.models.weight_decay import no_weight_decay
 
-__all__ = ["GPT", "Bert", "BertLogits", "BertLoss", "GPTLoss", "no_weight_decay"]
+__all__ = ["GPT", "Bert", "BertLogits", "BertLoss", "GPTLoss", "RoutedLoss", "no_weight_decay"]

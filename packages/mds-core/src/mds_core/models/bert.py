@@ -221,7 +221,7 @@ class Bert(nn.Module):
         """
         context = self._context(tokens, padding_mask, dropout_key)
         types = torch.zeros_like(tokens) if token_types is None else token_types
-        hidden = self.encoder(self.embedding(tokens, types, context), context)
+        hidden, _ = self.encoder(self.embedding(tokens, types, context), context)
         words, binary = self._word_scores(hidden), self._binary_scores(hidden)
         if labels is None:
             words = gather(words, group=self.groups.tp, dim=-1)

@@ -17,6 +17,7 @@ from mds_core.groups import ProcessGroups, group_size
 from mds_core.layers.attention import Context, SelfAttention
 from mds_core.layers.embedding import VocabParallelHead
 from mds_core.layers.mlp import MLP
+from mds_core.layers.moe import MoE
 from mds_core.layers.norm import Norm
 from mds_core.rng import DropoutKey, Site, dropout, keep_mask
 
@@ -45,6 +46,25 @@ class Build(NamedTuple):
             epsilon=self.config.norm_epsilon,
             zero_centered=self.config.zero_centered_norm,
             partial_over=self.tp if self.execution.sequence_parallel else None,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def mlp(self, layer: int) -> MLP | MoE:
+        """The MLP of a layer, or its experts."""
+        if experts := self.config.experts[layer]:
+            return MoE(
+                self.config,
+                experts=experts,
+                groups=self.groups,
+                execution=self.execution,
+                dtype=self.dtype,
+                device=self.device,
+            )
+        return MLP(
+            self.config,
+            tp=self.tp,
+            sequence_parallel=self.execution.sequence_parallel,
             dtype=self.dtype,
             device=self.device,
         )
@@ -87,23 +107,23 @@ class TransformerLayer(nn.Module):
             device=build.device,
         )
         self.pre_mlp_layernorm = build.norm()
-        self.mlp = MLP(
-            config,
-            tp=build.tp,
-            sequence_parallel=build.execution.sequence_parallel,
-            dtype=build.dtype,
-            device=build.device,
-        )
+        self.mlp = build.mlp(layer)
 
-    def forward(self, hidden: Tensor, context: Context) -> Tensor:
-        """Map [b, s, h] to [b, s, h]."""
+    def forward(self, hidden: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
+        """Map [b, s, h] to [b, s, h] and what each sequence's routing costs, if it is routed."""
         normed = self.input_layernorm(hidden)
         attended = self.self_attention(normed, context)
         stream = normed if self.residual_post_layernorm else hidden
         stream = stream + self._drop(attended, context, site="attention_output")
         normed = self.pre_mlp_layernorm(hidden if self.parallel_residual else stream)
         stream = normed if self.residual_post_layernorm else stream
-        return stream + self._drop(self.mlp(normed), context, site="mlp_output")
+        changed, cost = self._mlp(normed)
+        return stream + self._drop(changed, context, site="mlp_output"), cost
+
+    def _mlp(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        if isinstance(self.mlp, MoE):
+            return self.mlp(x)  # type: ignore[no-any-return]
+        return self.mlp(x), None
 
     def _drop(self, x: Tensor, context: Context, *, site: Site) -> Tensor:
         return drop(x, context, layer=self.layer, site=site, probability=self.probability)
@@ -120,17 +140,20 @@ class Stack(nn.Module):
         )
         self.final_layernorm = build.norm() if final else None
 
-    def forward(self, hidden: Tensor, context: Context) -> Tensor:
-        """Map [b, s, h] to [b, s, h]."""
+    def forward(self, hidden: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
+        """Map [b, s, h] to [b, s, h] and what each sequence's routing costs, [b] or None."""
         layers = list(self.layers.values())
-        if self.execution.recompute == "full" and torch.is_grad_enabled():
-            step = self.execution.recompute_layers
-            for first in range(0, len(layers), step):
-                hidden = _recomputed(layers[first : first + step], hidden, context)
-        else:
-            for layer in layers:
-                hidden = layer(hidden, context)
-        return hidden if self.final_layernorm is None else self.final_layernorm(hidden)
+        full = self.execution.recompute == "full" and torch.is_grad_enabled()
+        step = self.execution.recompute_layers if full else len(layers)
+        costs = []
+        for first in range(0, len(layers), step):
+            block = layers[first : first + step]
+            run = _recomputed if full else _run
+            hidden, cost = run(block, hidden, context)
+            costs.append(cost)
+        if self.final_layernorm is not None:
+            hidden = self.final_layernorm(hidden)
+        return hidden, _total(costs)
 
 
 def active_key(key: DropoutKey | None, *, config: GPTConfig, training: bool) -> DropoutKey | None:
@@ -166,13 +189,24 @@ def drop(x: Tensor, context: Context, *, layer: int, site: Site, probability: fl
     return dropout(x, keep[:, 0], probability=probability)
 
 
-def _recomputed(layers: list[nn.Module], hidden: Tensor, context: Context) -> Tensor:
+def _run(layers: list[nn.Module], hidden: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
+    costs = []
+    for layer in layers:
+        hidden, cost = layer(hidden, context)
+        costs.append(cost)
+    return hidden, _total(costs)
+
+
+def _total(costs: list[Tensor | None]) -> Tensor | None:
+    known = [cost for cost in costs if cost is not None]
+    return torch.stack(known).sum(0) if known else None
+
+
+def _recomputed(
+    layers: list[nn.Module], hidden: Tensor, context: Context
+) -> tuple[Tensor, Tensor | None]:
     """Run ``layers`` keeping their input only; the backward pass runs them again."""
-
-    def run(x: Tensor) -> Tensor:
-        for layer in layers:
-            x = layer(x, context)
-        return x
-
     # Masks are functions of sample and position: there is no generator state to preserve.
-    return checkpoint(run, hidden, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
+    return checkpoint(  # type: ignore[no-any-return]
+        _run, layers, hidden, context, use_reentrant=False, preserve_rng_state=False
+    )

@@ -1,4 +1,4 @@
-"""GPT: a decoder-only transformer of GPT-2, NeoX, BLOOM, Llama, Mistral or Qwen kind.
+"""GPT: a decoder-only transformer of GPT-2, NeoX, BLOOM, Llama, Mistral, Mixtral or Qwen kind.
 
 What is notable here:
 
@@ -14,7 +14,7 @@ ranks share, and a ``t``-th of them with sequence parallelism.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,7 @@ from mds_core.rng import DropoutKey
 from mds_core.sharding import ParameterShard
 from mds_kernels import linear_cross_entropy
 
-__all__ = ["GPT", "GPTLoss", "document_numbers"]
+__all__ = ["GPT", "GPTLoss", "RoutedLoss", "document_numbers"]
 
 
 class GPTLoss(NamedTuple):
@@ -50,6 +50,23 @@ class GPTLoss(NamedTuple):
     """Scalar, the masked sum of the tokens' losses, differentiable; fp32, or float64."""
     losses: Tensor
     """[b, s] losses of the tokens, not masked, detached."""
+
+
+class RoutedLoss(GPTLoss):
+    """What a forward pass with labels gives if layers have experts.
+
+    In training ``loss_sum`` contains the cost of uneven routing, for each sequence times the
+    weight of its tokens.
+    """
+
+    routing_sum: Tensor
+    """Scalar, the part of ``loss_sum`` that is this cost, detached."""
+
+    def __new__(cls, loss_sum: Tensor, losses: Tensor, *, routing_sum: Tensor) -> Self:
+        """Add the cost to the two members that unpacking gives."""
+        made = super().__new__(cls, loss_sum, losses)
+        made.routing_sum = routing_sum
+        return made
 
 
 class Embedding(nn.Module):
@@ -103,7 +120,8 @@ class GPT(nn.Module):
     """A decoder-only transformer on this rank's share of a layout.
 
     Every rank is given whole samples and computes its part of them. Ranks along ``dp`` and
-    ``ulysses`` hold equal parameters, whose gradients are to be summed over ``groups.dp_ulysses``.
+    ``ulysses`` hold equal parameters, whose gradients are to be summed over ``groups.dp_ulysses``;
+    those of `expert_parameters` over ``groups.expert_dp_ulysses``.
 
     Args:
         config: Shape of the model.
@@ -134,6 +152,8 @@ class GPT(nn.Module):
         execution.check(config)
         config.check_tp(groups.tp_size)
         config.check_ulysses(groups.ulysses_size, tp_size=groups.tp_size)
+        split = groups.tp_size if execution.expert_tensor_parallel else 1
+        config.check_expert_parallel(groups.ep_size, tp_size=split)
         if stage is None and groups.pp_size > 1:
             raise ValueError(
                 f"the layout has {groups.pp_size} pipeline stages and GPT would build the whole "
@@ -160,6 +180,11 @@ class GPT(nn.Module):
     def parameter_shards(self) -> dict[str, ParameterShard]:
         """What this rank holds of each parameter, by canonical name."""
         return parameter_shards(self)
+
+    def expert_parameters(self) -> frozenset[str]:
+        """Names of this rank's experts' parameters, which ranks along ``ep`` do not share."""
+        names = parameter_shards(self)
+        return frozenset(name for name in names if ".local_experts." in name)
 
     def new_cache(self, batch_size: int, *, max_length: int) -> KVCache:
         """An empty cache for generating ``batch_size`` sequences of at most ``max_length``."""
@@ -210,7 +235,7 @@ class GPT(nn.Module):
         documents = None
         if cumulative_lengths is not None:
             documents = document_numbers(cumulative_lengths, tokens=tokens)
-        hidden = self.forward_stage(
+        hidden, cost = self.forward_routed(
             tokens,
             position_ids=position_ids,
             dropout_key=dropout_key,
@@ -219,7 +244,9 @@ class GPT(nn.Module):
         )
         if cache is not None:
             cache.advance(tokens.size(1))
-        return self.logits(hidden) if labels is None else self.loss(hidden, labels, loss_mask)
+        if labels is None:
+            return self.logits(hidden)
+        return self.loss(hidden, labels, loss_mask, routing_cost=cost)
 
     def forward_stage(
         self,
@@ -230,7 +257,7 @@ class GPT(nn.Module):
         documents: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """Run this stage's embedding, if it has it, and layers.
+        """Run this stage's embedding, if it has it, and layers, whatever their routing costs.
 
         Args:
             x: [b, s] int64 tokens on the first stage, else [b, s, h] of the stage before.
@@ -241,6 +268,29 @@ class GPT(nn.Module):
 
         Returns:
             [b, s, h]; after the last stage they are normalised.
+        """
+        hidden, _ = self.forward_routed(
+            x,
+            position_ids=position_ids,
+            dropout_key=dropout_key,
+            documents=documents,
+            cache=cache,
+        )
+        return hidden
+
+    def forward_routed(
+        self,
+        x: Tensor,
+        *,
+        position_ids: Tensor,
+        dropout_key: DropoutKey | None = None,
+        documents: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `forward_stage`; also give what the routing of each sequence costs.
+
+        Returns:
+            [b, s, h], and [b] costs or None if no layer of this stage has experts.
         """
         self._check_positions(position_ids)
         context = self._context(position_ids, dropout_key, documents, cache)
@@ -255,8 +305,22 @@ class GPT(nn.Module):
         logits = gather(logits, group=self.groups.ulysses, dim=1)
         return logits[..., : self.config.vocab_size]
 
-    def loss(self, hidden: Tensor, labels: Tensor, loss_mask: Tensor | None = None) -> GPTLoss:
-        """Compare the last stage's [b, s, h] with labels [b, s], weighted by loss_mask [b, s]."""
+    def loss(
+        self,
+        hidden: Tensor,
+        labels: Tensor,
+        loss_mask: Tensor | None = None,
+        *,
+        routing_cost: Tensor | None = None,
+    ) -> GPTLoss:
+        """Compare the last stage's hidden states with labels.
+
+        Args:
+            hidden: [b, s, h].
+            labels: [b, s] int64.
+            loss_mask: [b, s] weight of each token's loss; ones if None.
+            routing_cost: [b] from `forward_routed`; in training it joins the loss.
+        """
         head = self._head()
         loss_sum, losses = linear_cross_entropy(
             self._whole(hidden).flatten(0, 1),
@@ -269,7 +333,21 @@ class GPT(nn.Module):
         )
         ulysses = self.groups.ulysses
         losses = gather(losses.view(len(labels), -1), group=ulysses, dim=1)
-        return GPTLoss(reduce(loss_sum, group=ulysses), losses)
+        loss_sum = reduce(loss_sum, group=ulysses)
+        if routing_cost is None:
+            return GPTLoss(loss_sum, losses)
+        routing_sum = self.routing_sum(routing_cost, labels, loss_mask)
+        return RoutedLoss(loss_sum + routing_sum, losses, routing_sum=routing_sum.detach())
+
+    def routing_sum(
+        self, routing_cost: Tensor, labels: Tensor, loss_mask: Tensor | None = None
+    ) -> Tensor:
+        """The routing's part of the loss: costs [b] times the weight of each sequence's tokens."""
+        if not self.training:
+            return torch.zeros_like(routing_cost[:1]).sum()
+        if loss_mask is None:
+            return routing_cost.sum() * labels.size(1)
+        return (routing_cost * loss_mask.sum(1).to(routing_cost.dtype)).sum()
 
     def _head(self) -> VocabParallelEmbedding | VocabParallelHead:
         if self.output_layer is not None:

@@ -16,6 +16,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from mds_core.config import Execution, GPTConfig
 from mds_core.groups import ProcessGroups
+from mds_core.layers.side_loss import with_loss
 from mds_core.models.gpt import GPT, document_numbers
 from mds_core.partition import Stage, balance
 from mds_core.pipeline.deferred import WeightGradients
@@ -263,13 +264,13 @@ class Pipeline(nn.Module):
             dist.all_reduce(tied.grad, group=self.groups.embedding)
 
     def _collect(self, tokens: Tensor) -> PipelineLoss:
-        """Tell every rank the loss that the last stage computed."""
+        """Tell every rank the loss that the last stage computed, with every stage's routing."""
         last = next((part for part in self._parts if part.model.stage.last), None)
         precision = torch.promote_types(self.dtype, torch.float32)
         loss_sum = torch.zeros((), dtype=precision, device=tokens.device)
-        if last is not None:
-            loss_sum = torch.stack(last.loss_sums).sum()
-        dist.broadcast(loss_sum, group=self._pp, group_src=self._owners[-1])
+        if own := [value for part in self._parts for value in part.loss_sums]:
+            loss_sum = torch.stack(own).sum()
+        dist.all_reduce(loss_sum, group=self._pp)
         return PipelineLoss(loss_sum, None if last is None else torch.cat(last.losses))
 
 
@@ -302,12 +303,17 @@ class _Part(nn.Module):
         documents: Tensor | None = None,
     ) -> Tensor:
         key = None if samples is None else DropoutKey(seed=self.model.seed, samples=samples)
-        hidden = self.model.forward_stage(
+        hidden, cost = self.model.forward_routed(
             x, position_ids=position_ids, dropout_key=key, documents=documents
         )
         if not self.model.stage.last:
-            return hidden
-        loss = self.model.loss(hidden, labels, loss_mask)
+            if cost is None or not self.model.training:
+                return hidden
+            own_sum = self.model.routing_sum(cost, labels, loss_mask)
+            self.loss_sums.append(own_sum.detach())
+            # The next stage sends a gradient for the hidden states only.
+            return with_loss(hidden, own_sum * self.scale)
+        loss = self.model.loss(hidden, labels, loss_mask, routing_cost=cost)
         self.loss_sums.append(loss.loss_sum.detach())
         self.losses.append(loss.losses)
         return loss.loss_sum
