@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from mds_data.commands.errors import exit_code, sentence
+from mds_data.commands.paired_parser import add_paired_commands
 from mds_data.commands.parser import add_preprocess, add_sample_corpus, add_train_tokenizer
 from mds_data.commands.store_parser import add_store_commands
 
@@ -69,6 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_sample_corpus(commands)
     add_train_tokenizer(commands)
     add_preprocess(commands)
+    add_paired_commands(commands)
     add_store_commands(commands)
     return parser
 

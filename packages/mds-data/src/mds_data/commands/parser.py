@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
 
-__all__ = ["add_preprocess", "add_sample_corpus", "add_train_tokenizer", "command"]
+__all__ = [
+    "add_preprocess",
+    "add_sample_corpus",
+    "add_tokenizer_options",
+    "add_train_tokenizer",
+    "command",
+]
 
 
 def command(
@@ -172,7 +178,7 @@ def add_preprocess(commands: Commands) -> None:
         help="Megatron's spelling: the store is P_KEY_document",
     )
     _add_store_options(parser)
-    _add_tokenizer(parser)
+    add_tokenizer_options(parser)
     _add_old_flags(parser)
 
 
@@ -221,7 +227,8 @@ def _add_store_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_tokenizer(parser: argparse.ArgumentParser) -> None:
+def add_tokenizer_options(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that name a tokenizer, ours and Megatron's."""
     group = parser.add_argument_group("tokenizer")
     group.add_argument(
         "--tokenizer",

@@ -22,7 +22,7 @@ from mds_data.preprocess.workers import keep_to_one_thread
 from mds_data.tokenizers import TokenizerError, TokenizerSpec, spec_of_file
 from mds_data.tokenizers.protocol import TokenizerKind
 
-__all__ = ["config_of", "preprocess", "tokenizer_spec"]
+__all__ = ["config_of", "default_workers", "preprocess", "tokenizer_spec"]
 
 _MOST_WORKERS = 16
 
@@ -83,7 +83,7 @@ def config_of(arguments: argparse.Namespace) -> PreprocessConfig:
             split=arguments.split,
             sentences=_sentences(arguments),
             layout=arguments.layout,
-            workers=_workers() if arguments.workers is None else arguments.workers,
+            workers=default_workers() if arguments.workers is None else arguments.workers,
             on_error=arguments.on_error,
             input_format=None if arguments.input_format == "auto" else arguments.input_format,
             text_unit=arguments.text_unit,
@@ -214,7 +214,8 @@ def unused_flags(arguments: argparse.Namespace) -> Iterator[str]:
             )
 
 
-def _workers() -> int:
+def default_workers() -> int:
+    """The cores that this process may use, up to a number that still gains."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
     return min(cores, _MOST_WORKERS)

@@ -1,0 +1,116 @@
+"""The commands that write stores of parts: arguments to a config, progress to the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from mds_data.commands.errors import UsageError
+from mds_data.commands.preprocess import default_workers, tokenizer_spec
+from mds_data.commands.progress import ProgressLine
+from mds_data.commands.text import new_file
+from mds_data.paired.drops import Drop
+from mds_data.paired.encode import PairFilter
+from mds_data.paired.nmt import NMTConfig
+from mds_data.paired.nmt import preprocess_nmt as run_preprocess_nmt
+from mds_data.paired.pipeline import PartsConfig, PartsProgress, PartsReport
+from mds_data.preprocess.workers import keep_to_one_thread
+from mds_data.tokenizers import TokenizerError
+
+__all__ = ["preprocess_nmt"]
+
+OnDrops = Callable[[Sequence[Drop]], None]
+
+
+def preprocess_nmt(arguments: argparse.Namespace) -> int:
+    """Tokenise parallel text into a store of pairs."""
+    if arguments.dataset_impl is not None:
+        sys.stderr.write("preprocess-nmt: --dataset-impl changes nothing: a store is mapped.\n")
+    config = _checked(lambda: _nmt_config(arguments))
+    keep_to_one_thread()
+    progress = _Progress(arguments, unit="pairs")
+    with _report_file(arguments.report, overwrite=arguments.overwrite) as keep:
+        report = run_preprocess_nmt(config, on_progress=progress.show, on_drops=keep)
+    progress.finish(report)
+    return 0
+
+
+def _nmt_config(arguments: argparse.Namespace) -> NMTConfig:
+    return NMTConfig(
+        writing=writing_config(arguments),
+        source=arguments.source,
+        target=arguments.target,
+        inputs=tuple(arguments.input or ()),
+        input_format=None if arguments.input_format == "auto" else arguments.input_format,
+        keys=(arguments.source_key, arguments.target_key),
+        filter=PairFilter(
+            min_length=arguments.min_length,
+            max_length=arguments.max_length,
+            max_ratio=arguments.max_ratio,
+        ),
+    )
+
+
+def writing_config(arguments: argparse.Namespace) -> PartsConfig:
+    """Where and how to write."""
+    return PartsConfig(
+        output=arguments.output or arguments.output_prefix,
+        tokenizer=tokenizer_spec(arguments),
+        split=arguments.split,
+        layout=arguments.layout,
+        workers=default_workers() if arguments.workers is None else arguments.workers,
+        on_error=arguments.on_error,
+        overwrite=arguments.overwrite,
+    )
+
+
+def _checked(make: Callable[[], NMTConfig]) -> NMTConfig:
+    try:
+        return make()
+    except TokenizerError:
+        raise
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+@contextmanager
+def _report_file(path: Path | None, *, overwrite: bool) -> Iterator[OnDrops | None]:
+    if path is None:
+        yield None
+        return
+    with new_file(path, overwrite=overwrite) as file:
+
+        def keep(drops: Sequence[Drop]) -> None:
+            for drop in drops:
+                file.write(json.dumps(asdict(drop)).encode() + b"\n")
+
+        yield keep
+
+
+class _Progress:
+    """Shows how far a run is, and at the end what it kept and dropped."""
+
+    def __init__(self, arguments: argparse.Namespace, *, unit: str) -> None:
+        self._line = ProgressLine(sys.stderr, label=arguments.command, every=arguments.log_interval)
+        self._unit = unit
+
+    def show(self, state: PartsProgress) -> None:
+        self._line.update(
+            state.bytes_done,
+            state.bytes_total,
+            items=state.documents,
+            detail=f"{state.documents:,} {self._unit}  {state.tokens / 1e6:,.2f} M tokens",
+        )
+
+    def finish(self, report: PartsReport) -> None:
+        for line in report.drops.sentences():
+            self._line.finish(line)
+        self._line.finish(
+            f"{report.documents:,} {self._unit}, {report.tokens:,} tokens in {report.output}; "
+            f"look at them by: mds-data inspect {report.output}"
+        )
