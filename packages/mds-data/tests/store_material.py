@@ -62,6 +62,7 @@ def _counted(name):
 
 for _name in (
     "create",
+    "reopen",
     "sync",
     "sync_folder",
     "make_folder",

@@ -14,6 +14,7 @@ from mds_data.store.commit import FileOperations
 from mds_data.store.erase import erase_documents
 from mds_data.store.merge import merge_stores
 from mds_data.store.verify import verify_store
+from mds_data.store.writer import StoreWriter
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 OLD = random_documents(6, seed=1, longest=90)
@@ -219,6 +220,22 @@ def test_no_revision_is_put_in_force_before_it_is_durable(tmp_path):
 
     manifest = tmp_path / "s/manifest.json"
     assert_durable(operations.log, lambda entry: entry[2] == manifest, root=Path("/none"))
+
+
+def test_no_checkpoint_is_in_force_before_it_is_durable(tmp_path):
+    operations = Recorded()
+    settings = {"vocab_size": 1000, "chunk_tokens": 64, "chunks_per_shard": 4}
+    with StoreWriter(tmp_path / "s", operations=operations, **settings) as writer:
+        for document in OLD:
+            writer.add(document)
+        writer.checkpoint({})
+        partial = operations.log[0][1]
+
+        def commit(entry):
+            return entry[2] == partial / "resume.json"
+
+        assert_durable(operations.log, commit, root=partial)
+        assert ("sync", tmp_path) in operations.log
 
 
 @pytest.mark.parametrize("failing", ["create", "write", "sync", "rename", "sync_folder"])

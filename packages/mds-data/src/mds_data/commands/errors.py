@@ -12,6 +12,7 @@ USAGE = 2
 INTERRUPTED = 130
 _FULL = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_CLEAN = " Nothing half-written is left."
 _NOT_A_FILE = frozenset({errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG})
 
 
@@ -32,8 +33,14 @@ def exit_code(error: BaseException) -> int:
 
 def sentence(error: BaseException) -> str:
     """Return what happened and what to do, in one line."""
+    text = _sentence(error)
+    notes = getattr(error, "__notes__", ())
+    return " ".join([text.removesuffix(_CLEAN), *notes]) if notes else text
+
+
+def _sentence(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
-        return "stopped; nothing half-written is left."
+        return f"stopped.{_CLEAN}"
     if isinstance(error, MemoryError):
         return "the memory is full; use fewer workers, or cut huge documents."
     if isinstance(error, OSError) and error.errno is not None:
@@ -44,10 +51,7 @@ def sentence(error: BaseException) -> str:
 def _system_sentence(error: OSError) -> str:
     where = f"{error.filename}: " if error.filename is not None else ""
     if error.errno in _FULL:
-        return (
-            f"{where}the disk is full; free space or write to another disk. "
-            f"Nothing half-written is left."
-        )
+        return f"{where}the disk is full; free space or write to another disk.{_CLEAN}"
     if error.errno in _DENIED:
         return f"{where}no permission; change the file's rights or choose another place."
     if error.errno == errno.ENOENT:

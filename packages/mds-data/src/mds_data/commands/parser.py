@@ -211,6 +211,18 @@ def _add_store_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the store if it exists")
     parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on where an interrupted run of the same command was; begin if there is none",
+    )
+    parser.add_argument(
+        "--checkpoint-mb",
+        type=int,
+        default=64,
+        metavar="N",
+        help="make the work so far durable every N MB of text, for --resume (%(default)s)",
+    )
+    parser.add_argument(
         "--split-sentences",
         action="store_true",
         help="keep the lengths of sentences, for BERT and T5; lists of sentences stay as they are",

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 from mds_data.commands.errors import UsageError
 from mds_data.commands.progress import ProgressLine
-from mds_data.commands.text import new_file
 from mds_data.preprocess.pipeline import PreprocessConfig, Progress, SentenceConfig
 from mds_data.preprocess.pipeline import preprocess as run_preprocess
 from mds_data.preprocess.report import PreprocessReport
@@ -43,16 +39,7 @@ def preprocess(arguments: argparse.Namespace) -> int:
             detail=f"{state.documents:,} documents  {state.tokens / 1e6:,.2f} M tokens",
         )
 
-    with ExitStack() as stack:
-        file = arguments.report and stack.enter_context(
-            new_file(arguments.report, overwrite=arguments.overwrite)
-        )
-
-        def keep(problems: Sequence[Any]) -> None:
-            for problem in problems:
-                file.write(json.dumps(asdict(problem)).encode() + b"\n")
-
-        report = run_preprocess(config, on_progress=show, on_problems=keep if file else None)
+    report = run_preprocess(config, on_progress=show)
     for line in summary(report):
         progress.finish(line)
     return 0
@@ -88,6 +75,9 @@ def config_of(arguments: argparse.Namespace) -> PreprocessConfig:
             input_format=None if arguments.input_format == "auto" else arguments.input_format,
             text_unit=arguments.text_unit,
             overwrite=arguments.overwrite,
+            resume=arguments.resume,
+            checkpoint_batches=max(1, 2 * arguments.checkpoint_mb),
+            problems=arguments.report,
         )
     except TokenizerError:
         raise

@@ -1,12 +1,13 @@
 """From input files to token stores: read, encode in workers, write in the input's order, commit.
 
-The bytes of a store depend on the inputs, the tokenizer and the arguments, never on the workers.
+The bytes of a store depend on the inputs, the tokenizer and the arguments, never on the workers,
+nor on how often a run was interrupted and went on.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -14,31 +15,40 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mds_data.errors import StoreError
-from mds_data.preprocess.encode import Batch, EncodedBatch, EncodedDocuments, Encoder
+from mds_data.preprocess.encode import EncodedBatch, EncodedDocuments, Encoder
+from mds_data.preprocess.engine import Engine, LocalEngine
 from mds_data.preprocess.inputs import (
     InputError,
-    InputFile,
     InputFormat,
-    InputReader,
-    Record,
     TextUnit,
     find_inputs,
 )
+from mds_data.preprocess.job import Job, finished_report, kept_state, restart_point, settle_finished
+from mds_data.preprocess.outputs import check_free, settle_output, writing_path
+from mds_data.preprocess.problem_file import ProblemFile
 from mds_data.preprocess.records import ERROR_KINDS
-from mds_data.preprocess.report import InputRecord, PreprocessReport, ProblemLog
+from mds_data.preprocess.report import PreprocessReport, ProblemLog
 from mds_data.preprocess.sentences import split_sentences
-from mds_data.preprocess.workers import map_in_order
+from mds_data.preprocess.source import Mark, Source
 from mds_data.store.folder import is_store
-from mds_data.store.schema import Layout, package_version, token_dtype
+from mds_data.store.resume import find_checkpoint
+from mds_data.store.schema import Layout, token_dtype
 from mds_data.store.split import split_ranges
 from mds_data.store.writer import StoreWriter, TokenizerFile
 from mds_data.tokenizers import Tokenizer, TokenizerSpec, load_tokenizer
 from mds_data.tokenizers.protocol import TokenizerError
 
-__all__ = ["PreprocessConfig", "Progress", "SentenceConfig", "preprocess"]
-
-_BATCH_BYTES = 2**19
-_BATCH_RECORDS = 4096
+__all__ = [
+    "PreprocessConfig",
+    "Progress",
+    "SentenceConfig",
+    "check_end",
+    "check_free",
+    "preprocess",
+    "settle_output",
+    "stored_tokenizer",
+    "writing_path",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,12 +84,19 @@ class PreprocessConfig:
     text_unit: TextUnit = "document"
     """What one document of a text file is."""
     overwrite: bool = False
+    resume: bool = False
+    """Go on where an interrupted run with the same inputs and arguments was."""
+    checkpoint_batches: int = 128
+    """Batches (of about half a MB of text) after which the work so far is made durable."""
+    problems: Path | None = None
+    """Write every problem as a line of JSON to this file."""
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise ValueError(f"workers ({self.workers}) must be at least 1.")
+        LocalEngine(workers=self.workers)
         if not self.outputs:
             raise ValueError("at least one JSON key is needed, such as 'text'.")
+        if self.checkpoint_batches < 1:
+            raise ValueError(f"checkpoint_batches ({self.checkpoint_batches}) must be at least 1.")
         split_ranges(self.split)
 
 
@@ -96,115 +113,181 @@ class Progress:
 def preprocess(
     config: PreprocessConfig,
     *,
+    engine: Engine | None = None,
     on_progress: Callable[[Progress], None] | None = None,
-    on_problems: Callable[[Sequence[Any]], None] | None = None,
 ) -> PreprocessReport:
     """Tokenise input files into one store a JSON key.
 
     Args:
         config: What to do.
+        engine: Where to encode; ``config.workers`` processes of this machine when left out.
         on_progress: Called after each batch.
-        on_problems: Called with the problems of each batch, in the order of the input.
 
     Raises:
         InputError: A record is broken and ``on_error`` is ``fail``, a file is damaged, or no
             document is left.
         TokenizerError: The tokenizer can't be loaded, or has no token to end a document with.
-        StoreError: The output exists.
+        StoreError: The output exists, or an interrupted run is in the way.
     """
-    for path in config.outputs.values():
-        check_free(path, overwrite=config.overwrite)
-    source = _Source(config)
+    files = find_inputs(config.inputs, format=config.input_format)
     tokenizer = load_tokenizer(config.tokenizer)
     check_end(tokenizer, append_eod=config.append_eod)
-    log = ProblemLog()
-    with ExitStack() as stack:
-        writers = {
-            key: stack.enter_context(_open_writer(path, config=config, tokenizer=tokenizer))
-            for key, path in config.outputs.items()
-        }
-        for batch in _encoded(source, config=config, tokenizer=tokenizer):
-            if on_problems is not None and batch.problems:
-                on_problems(batch.problems)
-            _check(batch, config=config, log=log)
-            for key, documents in batch.documents.items():
-                _write(writers[key], documents, sentences=config.sentences is not None)
-            if on_progress is not None:
-                on_progress(_progress(source, writers))
-        report = PreprocessReport(
-            outputs=dict(config.outputs),
-            documents={key: writer.num_documents for key, writer in writers.items()},
-            tokens={key: writer.num_tokens for key, writer in writers.items()},
-            inputs=tuple(source.done),
-            problems=log,
+    job = Job(files=files, arguments=_arguments(config), tokenizer=tokenizer.file.sha256)
+    found = {key: _target(path, job=job, config=config) for key, path in config.outputs.items()}
+    targets = {key: path for key, path in found.items() if path is not None}
+    if targets:
+        _Run(config, job=job, tokenizer=tokenizer, targets=targets).run(
+            engine or LocalEngine(workers=config.workers), on_progress=on_progress
         )
-        _check_not_empty(report, config=config)
-        for writer in writers.values():
-            writer.commit(provenance=_provenance(report, config=config))
     for path in config.outputs.values():
         settle_output(path, overwrite=config.overwrite)
-    return report
+    return finished_report(config.outputs)
 
 
-class _Source:
-    """The input files as batches, and how much of them was read."""
+def _target(path: Path, *, job: Job, config: PreprocessConfig) -> Path | None:
+    """Return where to write a store, or None if an interrupted run has finished it."""
+    target = writing_path(path, overwrite=config.overwrite)
+    if config.resume and settle_finished(path, target, job=job):
+        return None
+    check_free(path, overwrite=config.overwrite)
+    if target != path and is_store(target):
+        shutil.rmtree(target)  # Left by a run that was killed between its commit and the swap.
+    if not config.resume and not config.overwrite and find_checkpoint(target) is not None:
+        raise StoreError(
+            f"{path}: an unfinished run is kept beside it. Go on with it by --resume, or throw it "
+            f"away by --overwrite."
+        )
+    return target
 
-    def __init__(self, config: PreprocessConfig) -> None:
-        self._files = find_inputs(config.inputs, format=config.input_format)
-        self._text_unit = config.text_unit
-        self._current: InputReader | None = None
-        self.done: list[InputRecord] = []
-        self.bytes_total = sum(file.size for file in self._files)
 
-    @property
-    def bytes_read(self) -> int:
-        before = sum(record.size for record in self.done)
-        return before + (self._current.bytes_read if self._current is not None else 0)
+class _Run:
+    """One run over the input: the writers of all keys, and what was met on the way."""
 
-    def batches(self) -> Iterator[Batch]:
-        for file in self._files:
-            self._current = InputReader(file, text_unit=self._text_unit)
-            yield from _batches(file, self._current.records())
-            self.done.append(
-                InputRecord(
-                    path=file.path.as_posix(),
-                    size=self._current.bytes_read,
-                    sha256=self._current.sha256,
+    def __init__(
+        self,
+        config: PreprocessConfig,
+        *,
+        job: Job,
+        tokenizer: Tokenizer,
+        targets: Mapping[str, Path],
+    ) -> None:
+        self._config = config
+        self._job = job
+        self._tokenizer = tokenizer
+        self._targets = targets
+        self._writers: dict[str, StoreWriter] = {}
+        self._behind: dict[str, Mark | None] = {}
+        self._log = ProblemLog()
+        self._file: ProblemFile | None = None
+
+    def run(self, engine: Engine, *, on_progress: Callable[[Progress], None] | None) -> None:
+        with ExitStack() as stack:
+            try:
+                source = self._open(stack)
+                self._encode(source, engine=engine, on_progress=on_progress)
+                self._commit(source)
+            except (ValueError, OSError, MemoryError, KeyboardInterrupt) as error:
+                self._leave(error)
+                raise
+
+    def _open(self, stack: ExitStack) -> Source:
+        """Open all writers, and the source where the least advanced of them was."""
+        for key, path in self._targets.items():
+            self._writers[key] = stack.enter_context(self._writer(path))
+        restart = restart_point([writer.restored for writer in self._writers.values()])
+        self._behind = {
+            key: restart_point([writer.restored]).mark for key, writer in self._writers.items()
+        }
+        self._log = restart.log
+        if self._config.problems is not None:
+            self._file = stack.enter_context(
+                ProblemFile(
+                    self._config.problems,
+                    overwrite=self._config.overwrite,
+                    keep=restart.problem_bytes,
                 )
             )
-            self._current = None
+        return Source(
+            self._job.files,
+            text_unit=self._config.text_unit,
+            start=restart.mark,
+            done=self._job.checked(restart.done),
+        )
 
+    def _writer(self, path: Path) -> StoreWriter:
+        config, tokenizer = self._config, self._tokenizer
+        return StoreWriter(
+            path,
+            vocab_size=tokenizer.vocab_size,
+            eod_id=tokenizer.eod_id if config.append_eod else None,
+            layout=config.layout,
+            split=config.split,
+            tokenizer=stored_tokenizer(tokenizer),
+            sentences=config.sentences is not None,
+            job=self._job.as_json(),
+            resume=config.resume,
+        )
 
-def _batches(file: InputFile, records: Iterator[Record]) -> Iterator[Batch]:
-    name = file.path.as_posix()
-    waiting: list[Record] = []
-    size = 0
-    for record in records:
-        waiting.append(record)
-        size += len(record.data)
-        if size >= _BATCH_BYTES or len(waiting) >= _BATCH_RECORDS:
-            yield Batch(name, file.format, waiting)
-            waiting, size = [], 0
-    if waiting:
-        yield Batch(name, file.format, waiting)
+    def _encode(
+        self, source: Source, *, engine: Engine, on_progress: Callable[[Progress], None] | None
+    ) -> None:
+        config = self._config
+        results = engine.run(source, make=partial(_make_encoder, config))
+        for done, (mark, batch) in enumerate(results, start=1):
+            if self._file is not None:
+                self._file.add(batch.problems)
+            self._check(batch)
+            for key, writer in self._writers.items():
+                behind = self._behind[key]
+                if behind is None or mark > behind:
+                    _write(writer, batch.documents[key], sentences=config.sentences is not None)
+            if done % config.checkpoint_batches == 0:
+                self._checkpoint(source, mark)
+            if on_progress is not None:
+                on_progress(_progress(source.bytes_at(mark), source, self._writers))
 
+    def _check(self, batch: EncodedBatch) -> None:
+        if self._config.on_error == "fail":
+            first = next((p for p in batch.problems if p.kind in ERROR_KINDS), None)
+            if first is not None:
+                raise InputError(
+                    f"{first}. Mend the line, or leave such records out by --on-error skip."
+                )
+        self._log.add(batch.problems)
 
-def _encoded(
-    source: _Source, *, config: PreprocessConfig, tokenizer: Tokenizer
-) -> Iterator[EncodedBatch]:
-    if config.workers == 1:
-        encoder = _encoder(tokenizer, config=config)
-        return map(encoder, source.batches())
-    return map_in_order(
-        source.batches(), make=partial(_make_encoder, config), workers=config.workers
-    )
+    def _checkpoint(self, source: Source, mark: Mark) -> None:
+        written = 0 if self._file is None else self._file.sync()
+        state = kept_state(
+            mark, self._job.kept(source.done[: mark.file]), log=self._log, problem_bytes=written
+        )
+        for key, writer in self._writers.items():
+            behind = self._behind[key]
+            if behind is None or mark > behind:
+                writer.checkpoint(state)
+
+    def _commit(self, source: Source) -> None:
+        empty = [key for key, writer in self._writers.items() if writer.num_documents == 0]
+        if empty:
+            reasons = "; ".join(self._log.sentences()) or "the input holds no line"
+            raise InputError(
+                f"no document is left for key {empty[0]!r} of {', '.join(self._config.inputs)}, so "
+                f"no store was written: {reasons}."
+            )
+        if self._file is not None:
+            self._file.publish()
+        for writer in self._writers.values():
+            writer.commit(provenance=self._job.provenance(source.done, log=self._log))
+
+    def _leave(self, error: BaseException) -> None:
+        """Say what is kept, or remove what can't be of use."""
+        if any(writer.resumable for writer in self._writers.values()):
+            error.add_note("What was done is kept: go on by --resume, or drop it by --overwrite.")
+        elif self._file is not None:
+            self._file.discard()
 
 
 def _make_encoder(config: PreprocessConfig) -> Encoder:
-    return _encoder(load_tokenizer(config.tokenizer), config=config)
-
-
-def _encoder(tokenizer: Tokenizer, *, config: PreprocessConfig) -> Encoder:
+    tokenizer = load_tokenizer(config.tokenizer)
     return Encoder(
         tokenizer,
         keys=tuple(config.outputs),
@@ -221,47 +304,6 @@ def check_end(tokenizer: Tokenizer, *, append_eod: bool) -> None:
             f"{tokenizer.name} has no token that ends a document, so --append-eod can't be done; "
             f"name one by --eod-token."
         )
-
-
-def check_free(path: Path, *, overwrite: bool) -> None:
-    """Raise StoreError if an output's name is taken by something that must not be replaced."""
-    if not path.exists() and not path.is_symlink():
-        return
-    if not overwrite:
-        raise StoreError(f"{path} exists. Choose another output, or replace it by --overwrite.")
-    if not is_store(path):
-        raise StoreError(f"{path} exists and is no token store, so --overwrite leaves it alone.")
-
-
-def writing_path(path: Path, *, overwrite: bool) -> Path:
-    """Return where to write: at the output itself, or beside a store that will be replaced."""
-    return path.with_name(f"{path.name}.replacement") if overwrite and path.exists() else path
-
-
-def settle_output(path: Path, *, overwrite: bool) -> None:
-    """Put a finished replacement in the place of the old store, which goes last."""
-    replacement = path.with_name(f"{path.name}.replacement")
-    if not (overwrite and is_store(replacement)):
-        return
-    old = path.with_name(f"{path.name}.replaced")
-    path.replace(old)
-    replacement.replace(path)
-    shutil.rmtree(old)
-
-
-def _open_writer(path: Path, *, config: PreprocessConfig, tokenizer: Tokenizer) -> StoreWriter:
-    target = writing_path(path, overwrite=config.overwrite)
-    if target != path and is_store(target):
-        shutil.rmtree(target)  # Left by a run that was killed between its commit and the swap.
-    return StoreWriter(
-        target,
-        vocab_size=tokenizer.vocab_size,
-        eod_id=tokenizer.eod_id if config.append_eod else None,
-        layout=config.layout,
-        split=config.split,
-        tokenizer=stored_tokenizer(tokenizer),
-        sentences=config.sentences is not None,
-    )
 
 
 def stored_tokenizer(tokenizer: Tokenizer) -> TokenizerFile:
@@ -283,37 +325,17 @@ def _write(writer: StoreWriter, documents: EncodedDocuments, *, sentences: bool)
     )
 
 
-def _check(batch: EncodedBatch, *, config: PreprocessConfig, log: ProblemLog) -> None:
-    if config.on_error == "fail":
-        first = next((p for p in batch.problems if p.kind in ERROR_KINDS), None)
-        if first is not None:
-            raise InputError(
-                f"{first}. Mend the line, or leave such records out by --on-error skip."
-            )
-    log.add(batch.problems)
-
-
-def _check_not_empty(report: PreprocessReport, *, config: PreprocessConfig) -> None:
-    empty = [key for key, documents in report.documents.items() if documents == 0]
-    if empty:
-        reasons = "; ".join(report.problems.sentences()) or "the input holds no line"
-        raise InputError(
-            f"no document is left for key {empty[0]!r} of {', '.join(config.inputs)}, so no store "
-            f"was written: {reasons}."
-        )
-
-
-def _progress(source: _Source, writers: dict[str, StoreWriter]) -> Progress:
+def _progress(done: int, source: Source, writers: Mapping[str, StoreWriter]) -> Progress:
     return Progress(
-        bytes_done=source.bytes_read,
+        bytes_done=done,
         bytes_total=source.bytes_total,
         documents=max(writer.num_documents for writer in writers.values()),
         tokens=sum(writer.num_tokens for writer in writers.values()),
     )
 
 
-def _provenance(report: PreprocessReport, *, config: PreprocessConfig) -> dict[str, Any]:
-    arguments = {
+def _arguments(config: PreprocessConfig) -> dict[str, Any]:
+    return {
         "json_keys": list(config.outputs),
         "append_eod": config.append_eod,
         "split": config.split,
@@ -323,15 +345,4 @@ def _provenance(report: PreprocessReport, *, config: PreprocessConfig) -> dict[s
         "sentences": asdict(config.sentences) if config.sentences else None,
         "tokenizer": config.tokenizer.kind,
         "allow_special_tokens": config.tokenizer.allow_special,
-    }
-    return {
-        "inputs": [asdict(record) for record in report.inputs],
-        "transforms": [
-            {
-                "name": "preprocess",
-                "version": package_version(),
-                "arguments": arguments,
-                "report": report.problems.as_json(),
-            }
-        ],
     }

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Self
 
 from mds_data.preprocess.records import ERROR_KINDS, Problem, ProblemKind
 
@@ -31,6 +32,26 @@ class ProblemLog:
     def __init__(self) -> None:
         self.counts: Counter[ProblemKind] = Counter()
         self.examples: dict[ProblemKind, list[Problem]] = {}
+
+    @classmethod
+    def from_json(cls, members: Mapping[str, Any]) -> Self:
+        """Return the log that `as_json` was asked of."""
+        log = cls()
+        for kind in _MEANING:
+            if kind in members:
+                log.counts[kind] = members[kind]["count"]
+                log.examples[kind] = [
+                    Problem(each["file"], each["line"], kind, each["detail"])
+                    for each in members[kind]["first"]
+                ]
+        return log
+
+    def join(self, other: ProblemLog) -> None:
+        """Take over the problems of a later part of the input."""
+        for kind, count in other.counts.items():
+            self.counts[kind] += count
+            kept = self.examples.setdefault(kind, [])
+            kept.extend(other.examples[kind][: _EXAMPLES - len(kept)])
 
     def add(self, problems: Iterable[Problem]) -> None:
         """Count problems."""

@@ -103,10 +103,13 @@ def layout_for_documents(dtype: np.dtype[Any]) -> ArrayLayout:
     return ArrayLayout(length=0, dtype=dtype, chunk=16_384, chunks_per_shard=128, compressed=True)
 
 
-def metadata_json(layout: ArrayLayout, *, dimension: str) -> bytes:
+def metadata_json(
+    layout: ArrayLayout, *, dimension: str, attributes: Mapping[str, Any] | None = None
+) -> bytes:
     """The zarr.json of an array, as zarr-python writes it."""
     metadata = json.loads(_empty_array_json(replace(layout, length=0), dimension))
     metadata["shape"] = [layout.length]
+    metadata["attributes"] = dict(attributes or {})
     return json.dumps(metadata, indent=2).encode()
 
 

@@ -1,6 +1,7 @@
 """Stream a 1-D array into shard files, one inner chunk in memory."""
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ from mds_data.store.commit import FileOperations, OutputFile, put_file
 from mds_data.store.records import FileRecord
 from mds_data.store.shard import ABSENT, encode_chunk, encode_index
 
-__all__ = ["Place", "ShardedArrayWriter"]
+__all__ = ["ArrayState", "Place", "ShardedArrayWriter"]
 
 
 class Place(Protocol):
@@ -25,6 +26,21 @@ class Place(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArrayState:
+    """All that a writer needs to go on with an array whose files are on the disk."""
+
+    length: int
+    shards: int
+    """Shards that are closed."""
+    files: Mapping[str, FileRecord]
+    """The closed shards."""
+    chunk_sizes: Sequence[int]
+    """Bytes of each chunk in the open shard, in order."""
+    waiting: bytes = field(repr=False)
+    """Elements that fill no chunk yet."""
+
+
 class ShardedArrayWriter:
     """Stream one 1-D array into shard files, one inner chunk in memory.
 
@@ -34,6 +50,7 @@ class ShardedArrayWriter:
         layout: Sizes and codec; its length is ignored.
         dimension: Name of the array's one dimension.
         first_shard: Number of the shard to begin with; the ones before stay as they are.
+        attributes: What the array's zarr.json says beside its shape; may change until `close`.
     """
 
     def __init__(
@@ -44,10 +61,12 @@ class ShardedArrayWriter:
         layout: ArrayLayout,
         dimension: str,
         first_shard: int = 0,
+        attributes: Mapping[str, Any] | None = None,
     ) -> None:
         self.length = first_shard * layout.shard
         """Elements of the array, those of earlier shards included."""
         self.files: dict[str, FileRecord] = {}
+        self.attributes = dict(attributes or {})
         self._place = place
         self._name = name
         self._layout = layout
@@ -84,7 +103,7 @@ class ShardedArrayWriter:
         path = f"{self._name}/zarr.json"
         self.files[path] = put_file(
             self._place.file(path),
-            metadata_json(layout, dimension=self._dimension),
+            metadata_json(layout, dimension=self._dimension, attributes=self.attributes),
             operations=self._place.operations,
         )
         return self.files
@@ -100,6 +119,39 @@ class ShardedArrayWriter:
         """Close the open shard as it is."""
         if self._output is not None:
             self._output.abandon()
+
+    def save(self) -> ArrayState:
+        """Bring what was written to the disk, and say how another writer goes on from here."""
+        if self._output is not None:
+            self._output.sync()
+        return ArrayState(
+            length=self.length,
+            shards=self._shards,
+            files=dict(self.files),
+            chunk_sizes=self._index[: self._chunks, 1].tolist(),
+            waiting=self._buffer[: self._filled].tobytes(),
+        )
+
+    def restore(self, state: ArrayState) -> None:
+        """Go on where `save` was called; ``place`` holds the files.
+
+        Raises:
+            StoreError: The open shard is shorter than it was then.
+        """
+        sizes = np.asarray(state.chunk_sizes, np.uint64)
+        self.length, self._shards, self.files = state.length, state.shards, dict(state.files)
+        self._chunks = len(sizes)
+        self._index[: len(sizes), 1] = sizes
+        self._index[: len(sizes), 0] = np.cumsum(sizes) - sizes
+        waiting = np.frombuffer(state.waiting, self._layout.dtype)
+        self._filled = len(waiting)
+        self._buffer[: len(waiting)] = waiting
+        if len(sizes):
+            self._output = OutputFile.resumed(
+                self._place.file(f"{self._name}/c/{self._shards}"),
+                size=int(sizes.sum()),
+                operations=self._place.operations,
+            )
 
     def _put_chunk(self, values: NDArray[Any]) -> None:
         if self._output is None:

@@ -20,10 +20,12 @@ from mds_data.errors import StoreError
 from mds_data.store.schema import MANIFEST_NAME, FileRecord, Manifest, manifest_to_json
 
 __all__ = [
+    "RESUME_NAME",
     "FileOperations",
     "OutputFile",
     "PartialFolder",
     "check_free_name",
+    "partial_folders",
     "pending_name",
     "put_file",
     "replace_manifest",
@@ -31,6 +33,8 @@ __all__ = [
     "sweep",
 ]
 
+RESUME_NAME = "resume.json"
+"""In a partial folder: what the next writer needs to go on."""
 _PARTIAL = ".partial-"
 _ARRAY_FILE = re.compile(r"[^.]+/(c/[0-9]+|zarr\.json)")
 """Files of arrays; a file of someone else that happens to end like ours is left alone."""
@@ -48,6 +52,14 @@ class FileOperations:
         """Write all of ``data``."""
         while data:
             data = data[os.write(handle, data) :]
+
+    def reopen(self, path: Path, size: int) -> int:
+        """Open a file that was begun, cut it to ``size`` bytes, and go on at its end."""
+        flags = os.O_RDWR | getattr(os, "O_BINARY", 0)
+        handle = os.open(path, flags | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0))
+        os.ftruncate(handle, size)
+        os.lseek(handle, size, os.SEEK_SET)
+        return handle
 
     def sync(self, handle: int) -> None:
         """Bring the file's bytes to the disk."""
@@ -109,6 +121,31 @@ class OutputFile:
         self._digest = hashlib.sha256()
         self.size = 0
 
+    @classmethod
+    def resumed(cls, path: Path, *, size: int, operations: FileOperations) -> "OutputFile":
+        """Go on with a file of which the first ``size`` bytes are right.
+
+        Raises:
+            StoreError: It is shorter.
+        """
+        output = cls.__new__(cls)
+        output._operations = operations
+        output._digest = hashlib.sha256()
+        output.size = size
+        with path.open("rb") as file:
+            left = size
+            while block := file.read(min(left, 2**20)):
+                output._digest.update(block)
+                left -= len(block)
+        if left:
+            raise StoreError(f"{path}: was cut since the interrupted run wrote it; start anew")
+        output._handle = operations.reopen(path, size)
+        return output
+
+    def sync(self) -> None:
+        """Bring what was written so far to the disk."""
+        self._operations.sync(self._handle)
+
     def write(self, data: bytes | memoryview) -> None:
         """Append bytes."""
         view = memoryview(data).cast("B")
@@ -158,11 +195,15 @@ def check_free_name(target: Path) -> None:
 class PartialFolder:
     """The sibling folder in which a new store grows until `publish` gives it its name."""
 
-    def __init__(self, target: Path, *, operations: FileOperations) -> None:
+    def __init__(
+        self, target: Path, *, operations: FileOperations, path: Path | None = None
+    ) -> None:
+        """Make a new folder, or go on in ``path``, which a killed writer left."""
         self.target = target
         self.operations = operations
-        self.path = target.with_name(f"{target.name}{_PARTIAL}{secrets.token_hex(8)}")
-        operations.make_folder(self.path)
+        self.path = path or target.with_name(f"{target.name}{_PARTIAL}{secrets.token_hex(8)}")
+        if path is None:
+            operations.make_folder(self.path)
 
     def file(self, relative: str) -> Path:
         """The path for a new file of the store; the folders above it are made."""
@@ -176,10 +217,21 @@ class PartialFolder:
 
     def publish(self, manifest: Manifest) -> None:
         """Write the manifest, make all names durable, and rename the folder to its name."""
-        for folder in _folders_below(self.path):
-            self.operations.sync_folder(folder)
+        self.sync_folders()
         put_file(self.path / MANIFEST_NAME, manifest_to_json(manifest), operations=self.operations)
         self.operations.sync_folder(self.path)
+        if (self.path / RESUME_NAME).exists():
+            self.operations.remove(self.path / RESUME_NAME)  # from here on the manifest counts
+            self.operations.sync_folder(self.path)
+        self.give_name()
+
+    def sync_folders(self) -> None:
+        """Bring the names of all files below to the disk."""
+        for folder in _folders_below(self.path):
+            self.operations.sync_folder(folder)
+
+    def give_name(self) -> None:
+        """Rename the folder, which is whole, to its name."""
         if os.path.lexists(self.target):
             raise StoreError(
                 f"{self.target}: appeared while the store was written; choose another name"
@@ -201,10 +253,19 @@ def _folders_below(path: Path) -> Iterator[Path]:
 
 def sweep(target: Path) -> None:
     """Remove what killed writers of ``target`` left; the caller holds the store's lock."""
+    for folder in partial_folders(target):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def partial_folders(target: Path) -> list[Path]:
+    """Folders in which writers of ``target`` were or are at work."""
     prefix = f"{target.name}{_PARTIAL}"
-    for sibling in target.parent.iterdir():
-        if sibling.name.startswith(prefix) and sibling.is_dir() and not sibling.is_symlink():
-            shutil.rmtree(sibling, ignore_errors=True)
+    siblings = target.parent.iterdir() if target.parent.is_dir() else ()
+    return sorted(
+        each
+        for each in siblings
+        if each.name.startswith(prefix) and each.is_dir() and not each.is_symlink()
+    )
 
 
 def pending_name(path: str, *, revision: int) -> str:

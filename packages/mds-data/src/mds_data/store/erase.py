@@ -17,10 +17,10 @@ from mds_data.store.array_writer import ShardedArrayWriter
 from mds_data.store.change import StoreChange
 from mds_data.store.commit import FileOperations
 from mds_data.store.folder import is_store
+from mds_data.store.new_store import timestamp
 from mds_data.store.reader import ShardedArray
 from mds_data.store.records import Erasure, FileRecord, Manifest
 from mds_data.store.token_store import StorePart
-from mds_data.store.writer import timestamp
 
 __all__ = ["ErasureReport", "erase_documents"]
 

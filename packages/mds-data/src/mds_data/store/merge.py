@@ -12,6 +12,7 @@ from mds_data.store.folder import StoreFolder, read_manifest
 from mds_data.store.indexed_dataset import pair_prefix, read_indexed_dataset
 from mds_data.store.lock import StoreLock
 from mds_data.store.megatron import import_megatron, largest_id
+from mds_data.store.new_store import new_uuid, put_groups, timestamp
 from mds_data.store.schema import (
     MANIFEST_NAME,
     Counts,
@@ -22,7 +23,6 @@ from mds_data.store.schema import (
 )
 from mds_data.store.split import split_ranges
 from mds_data.store.token_store import store_parts
-from mds_data.store.writer import new_uuid, put_groups, timestamp
 
 __all__ = ["merge_stores"]
 

@@ -5,11 +5,9 @@ is whole and on the disk.
 """
 
 import os
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,11 +15,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mds_data.store.array_metadata import ArrayLayout, layout_for_documents, layout_for_tokens
-from mds_data.store.array_writer import Place, ShardedArrayWriter
+from mds_data.errors import StoreError
+from mds_data.store.array_metadata import layout_for_tokens
 from mds_data.store.commit import FileOperations, PartialFolder, check_free_name, put_file, sweep
 from mds_data.store.document_writer import DocumentWriter
 from mds_data.store.lock import StoreLock
+from mds_data.store.new_store import new_arrays, new_uuid, put_groups, timestamp
+from mds_data.store.resume import Checkpoint, find_checkpoint, trim, write_checkpoint
 from mds_data.store.schema import (
     Counts,
     Erasure,
@@ -35,10 +35,6 @@ from mds_data.store.schema import (
 from mds_data.store.split import split_ranges
 
 __all__ = ["StoreWriter", "TokenizerFile", "write_store"]
-
-_GROUP = b'{\n  "zarr_format": 3,\n  "node_type": "group",\n  "attributes": {}\n}\n'
-_INT64 = np.dtype("<i8")
-_INT32 = np.dtype("<i4")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,9 +66,13 @@ class StoreWriter(DocumentWriter):
         chunk_tokens: Tokens of an inner chunk; the layout's usual size if None.
         chunks_per_shard: Inner chunks of a shard; the layout's usual number if None.
         operations: Where file operations go.
+        job: What the caller was asked to do, as JSON; a checkpoint keeps it.
+        resume: Go on from the last checkpoint that a writer with the same ``job`` made; begin
+            anew if there is none.
 
     Raises:
-        StoreError: ``path`` exists, or lies inside another store.
+        StoreError: ``path`` exists, or lies inside another store; or the checkpoint is of
+            another job.
         LockedError: Another writer is at work on ``path``.
     """
 
@@ -91,6 +91,8 @@ class StoreWriter(DocumentWriter):
         chunk_tokens: int | None = None,
         chunks_per_shard: int | None = None,
         operations: FileOperations | None = None,
+        job: Mapping[str, Any] | None = None,
+        resume: bool = False,
     ) -> None:
         self._path = Path(path)
         _check_vocabulary(vocab_size, eod_id)
@@ -100,14 +102,16 @@ class StoreWriter(DocumentWriter):
         self._tokenizer = tokenizer
         self._provenance = dict(provenance or {})
         self._dtype = token_dtype(vocab_size)
+        self._job = dict(job or {})
         self._stack = ExitStack()
+        self._resumable = False
         check_free_name(self._path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             stack.enter_context(StoreLock(self._path))
-            sweep(self._path)
-            self._partial = PartialFolder(self._path, operations=operations or FileOperations())
-            stack.callback(self._partial.discard)
+            found = find_checkpoint(self._path) if resume else None
+            checkpoint = self._take_over(found, operations or FileOperations())
+            stack.callback(self._discard)
             arrays = new_arrays(
                 self._partial,
                 tokens=layout_for_tokens(
@@ -121,7 +125,67 @@ class StoreWriter(DocumentWriter):
             )
             super().__init__(arrays, vocab_size=vocab_size)
             stack.callback(self._abandon)
+            self._restore(checkpoint)
             self._stack = stack.pop_all()
+
+    @property
+    def restored(self) -> Mapping[str, Any] | None:
+        """What the caller gave to `checkpoint` when the interrupted writer made its last one."""
+        return self._restored
+
+    @property
+    def resumable(self) -> bool:
+        """Whether there is a checkpoint, so that leaving without `commit` keeps what it counts."""
+        return self._resumable
+
+    def checkpoint(self, state: Mapping[str, Any]) -> None:
+        """Bring everything to the disk, so that a writer with ``resume`` can go on from here.
+
+        Args:
+            state: How far the caller is, as JSON; `restored` gives it back.
+        """
+        arrays = {name: array.save() for name, array in self._arrays.items()}
+        found = Checkpoint(job=self._job, state=dict(state), tokens=self._tokens, arrays=arrays)
+        write_checkpoint(self._partial, found)
+        self._resumable = True
+
+    def _take_over(
+        self, found: tuple[Path, Checkpoint] | None, operations: FileOperations
+    ) -> Checkpoint | None:
+        """Prepare the folder to write in: the interrupted writer's, or a new one."""
+        if found is None:
+            sweep(self._path)
+            self._partial = PartialFolder(self._path, operations=operations)
+            return None
+        folder, checkpoint = found
+        other = [
+            key
+            for key in {*checkpoint.job, *self._job}
+            if checkpoint.job.get(key) != self._job.get(key)
+        ]
+        if other:
+            raise StoreError(
+                f"{self._path}: the interrupted run is of another job ({', '.join(sorted(other))} "
+                f"differ); give the same arguments and inputs, or start anew by --overwrite"
+            )
+        trim(folder, checkpoint, operations=operations)
+        self._partial = PartialFolder(self._path, operations=operations, path=folder)
+        return checkpoint
+
+    def _restore(self, checkpoint: Checkpoint | None) -> None:
+        self._restored = None if checkpoint is None else checkpoint.state
+        if checkpoint is None:
+            return
+        if checkpoint.arrays.keys() != self._arrays.keys():
+            raise StoreError(f"{self._path}: the interrupted run has other arrays; start anew")
+        self._resumable = True
+        self._tokens = checkpoint.tokens
+        for name, state in checkpoint.arrays.items():
+            self._arrays[name].restore(state)
+
+    def _discard(self) -> None:
+        if not self._resumable:
+            self._partial.discard()
 
     def commit(
         self,
@@ -156,6 +220,7 @@ class StoreWriter(DocumentWriter):
             provenance=self._provenance if provenance is None else dict(provenance),
         )
         self._partial.publish(manifest)
+        self._resumable = False
         self.close()
         return manifest
 
@@ -228,54 +293,6 @@ def write_store(
         for document in documents:
             writer.add(document)
         return writer.commit()
-
-
-def put_groups(place: Place, *, columns: bool) -> dict[str, FileRecord]:
-    """The zarr.json of the store's group, and of the group of columns."""
-    names = ["zarr.json", "columns/zarr.json"] if columns else ["zarr.json"]
-    return {name: put_file(place.file(name), _GROUP, operations=place.operations) for name in names}
-
-
-def new_arrays(
-    place: Place,
-    *,
-    tokens: ArrayLayout,
-    columns: Mapping[str, np.dtype[Any] | str],
-    sentences: bool,
-) -> dict[str, ShardedArrayWriter]:
-    """Writers for all arrays of a store."""
-    documents: dict[str, np.dtype[Any]] = {"doc_start": _INT64, "doc_length": _INT64}
-    if sentences:
-        documents["doc_sentences"] = _INT32
-    for name, dtype in columns.items():
-        if "/" in check_relative_path(name, name="column"):
-            raise ValueError(f"the column name {name!r} must not hold a /")
-        documents[f"columns/{name}"] = np.dtype(dtype).newbyteorder("<")
-    arrays = {"tokens": ShardedArrayWriter(place, "tokens", layout=tokens, dimension="token")}
-    for name, kind in documents.items():
-        layout = layout_for_documents(kind)
-        arrays[name] = ShardedArrayWriter(place, name, layout=layout, dimension="document")
-    if sentences:
-        layout = layout_for_documents(_INT32)
-        arrays["sentence_length"] = ShardedArrayWriter(
-            place, "sentence_length", layout=layout, dimension="sentence"
-        )
-    return arrays
-
-
-def timestamp() -> str:
-    """Now, or SOURCE_DATE_EPOCH, as RFC 3339 in UTC."""
-    epoch = os.environ.get("SOURCE_DATE_EPOCH")
-    moment = datetime.fromtimestamp(int(epoch), UTC) if epoch else datetime.now(UTC)
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def new_uuid(files: Mapping[str, FileRecord]) -> str:
-    """A new identity; in a reproducible build (SOURCE_DATE_EPOCH) the content decides it."""
-    if "SOURCE_DATE_EPOCH" not in os.environ:
-        return str(uuid.uuid4())
-    content = "\n".join(f"{path} {record.sha256}" for path, record in sorted(files.items()))
-    return str(uuid.uuid5(uuid.NAMESPACE_OID, content))
 
 
 def _check_vocabulary(vocab_size: int, eod_id: int | None) -> None:

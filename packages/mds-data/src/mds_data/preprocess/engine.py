@@ -1,0 +1,40 @@
+"""Where batches are worked on: in this process, in workers of this machine, or elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from mds_data.preprocess.encode import Batch
+from mds_data.preprocess.source import Mark, Source
+from mds_data.preprocess.workers import map_in_order
+
+__all__ = ["Engine", "LocalEngine"]
+
+
+class Engine(Protocol):
+    """Applies a function to every batch of a source, and gives the results in order."""
+
+    def run(
+        self, source: Source, *, make: Callable[[], Callable[[Batch], Any]]
+    ) -> Iterator[tuple[Mark, Any]]:
+        """Yield each batch's mark and ``make()(batch)``; ``make`` is called in each worker."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalEngine:
+    """Worker processes of this machine; with one worker everything happens in this process."""
+
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ValueError(f"workers ({self.workers}) must be at least 1.")
+
+    def run(
+        self, source: Source, *, make: Callable[[], Callable[[Batch], Any]]
+    ) -> Iterator[tuple[Mark, Any]]:
+        """Yield each batch's mark and ``make()(batch)``."""
+        for result in map_in_order(source, make=make, workers=self.workers):
+            yield source.marks.popleft(), result
