@@ -19,9 +19,10 @@ from mds_ckpt import commit, convert, open_checkpoint  # noqa: E402
 from mds_ckpt.families import choose  # noqa: E402
 from mds_ckpt.formats.mds import add_file, merge_rank_files, write_rank_file  # noqa: E402
 from mds_ckpt.manifest import CheckpointManifest, ModelRecord  # noqa: E402
+from mds_core.bert_config import BertConfig  # noqa: E402
 from mds_core.config import GPTConfig  # noqa: E402
 from mds_core.groups import ProcessGroups  # noqa: E402
-from mds_core.models import GPT  # noqa: E402
+from mds_core.models import GPT, Bert  # noqa: E402
 
 LOGITS = 1e-5
 """Absolute, as numerics.md has it."""
@@ -43,6 +44,7 @@ LLAMA = BASE | {
     "add_bias": False,
     "tie_embeddings": False,
 }
+BLOOM = BASE | {"position_embedding": "alibi", "embedding_norm": True, "activation": "gelu_tanh"}
 MODELS: dict[str, dict[str, Any]] = {
     "gpt2": BASE | {"activation": "gelu_tanh"},
     "gpt2 erf": BASE | {"activation": "gelu", "ffn_hidden_size": 40, "norm_epsilon": 1e-6},
@@ -53,6 +55,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "mistral": LLAMA | {"sliding_window": 5},
     "qwen2": LLAMA | {"add_qkv_bias": True, "head_dim": 8, "tie_embeddings": True},
     "qwen3": LLAMA | {"qk_norm": True, "head_dim": 16, "norm_epsilon": 1e-6},
+    "mixtral": LLAMA | {"num_experts": 5, "moe_topk": 2, "moe_normalize_gates": True},
+    "mixtral sliding": LLAMA | {"num_experts": 2, "moe_topk": 2, "sliding_window": 5},
+    "gptneox": BASE
+    | {"position_embedding": "rope", "rope_percent": 0.5, "parallel_residual": True}
+    | {"tie_embeddings": False, "ffn_hidden_size": 40, "rope_theta": 5000.0},
+    "gptneox serial, tanh": BASE | {"position_embedding": "rope", "activation": "gelu_tanh"},
+    "bloom": BLOOM,
+    "bloom post-LN": BLOOM | {"residual_post_layernorm": True, "tie_embeddings": False},
 }
 TOKENS = torch.from_numpy(np.random.default_rng(1).integers(0, 61, (2, 24)))
 
@@ -63,11 +73,16 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 def save(
-    root: Path, config: dict[str, Any], weights: dict[str, np.ndarray], **files: bytes
+    root: Path,
+    config: dict[str, Any],
+    weights: dict[str, np.ndarray],
+    *,
+    family: str = "gpt",
+    **files: bytes,
 ) -> Path:
     """A checkpoint as two ranks write it, each with half the elements of every parameter."""
     model = ModelRecord(
-        family="gpt",
+        family=family,
         config=config,
         vocab_size=config["vocab_size"],
         tied_embeddings=config.get("tie_embeddings", True),
@@ -109,6 +124,62 @@ def random_weights(config: dict[str, Any], *, seed: int = 0) -> dict[str, np.nda
         rule.canonical.name: (random.standard_normal(rule.canonical.shape) * 0.2).astype("f4")
         for rule in choose(model).rules(model)
     }
+
+
+BERTS = ("BertForPreTraining", "BertForMaskedLM", "BertModel", "MegatronBertForPreTraining")
+
+
+@pytest.mark.parametrize("name", BERTS)
+def test_a_bert_of_transformers_goes_through_megatron_and_back(name: str, tmp_path: Path) -> None:
+    model_class = getattr(transformers, name)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3}
+    config = model_class.config_class(vocab_size=50, num_attention_heads=4, **sizes)
+    torch.manual_seed(0)
+    model = model_class(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.2)
+    model.save_pretrained(tmp_path / "hf")
+
+    convert(tmp_path / "hf", tmp_path / "megatron", to="megatron", tp=2)
+    convert(tmp_path / "megatron", tmp_path / "back", to="hf", vocab_size=50)
+    back, report = model_class.from_pretrained(tmp_path / "back", output_loading_info=True)
+
+    assert not any(report.values()), report
+    for key, tensor in model.state_dict().items():
+        assert torch.equal(back.state_dict()[key], tensor), key
+    tokens = TOKENS % 50
+    with torch.no_grad():
+        found, expected = back.eval()(tokens), model(tokens)
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+@pytest.mark.parametrize("post", [True, False])
+def test_scores_of_berts_equal_those_of_mds_core(post: bool, tmp_path: Path) -> None:
+    config = BASE | {"residual_post_layernorm": post, "norm_epsilon": 1e-12, "num_token_types": 3}
+    record = ModelRecord(family="bert", config=config, vocab_size=61, tied_embeddings=True)
+    random = np.random.default_rng(0)
+    weights = {
+        rule.canonical.name: (random.standard_normal(rule.canonical.shape) * 0.2).astype("f4")
+        for rule in choose(record).rules(record)
+    }
+    convert(save(tmp_path / "ckpt", config, weights, family="bert"), tmp_path / "hf", to="hf")
+    ours = Bert(BertConfig(**config), ProcessGroups.single()).eval()
+    assert {name for name, _ in ours.named_parameters()} == set(weights)
+    with torch.no_grad():
+        for name, parameter in ours.named_parameters():
+            parameter.zero_()
+            array = weights[name]
+            parameter[tuple(slice(extent) for extent in array.shape)] = torch.from_numpy(array)
+    theirs = transformers.AutoModelForPreTraining.from_pretrained(tmp_path / "hf").eval()
+    types = torch.from_numpy(np.random.default_rng(2).integers(0, 3, (2, 24)))
+
+    with torch.no_grad():
+        expected, found = theirs(TOKENS, token_type_ids=types), ours(TOKENS, token_types=types)
+
+    assert expected.prediction_logits.std() > 0.1
+    assert (found.words - expected.prediction_logits).abs().max() < LOGITS
+    assert (found.binary - expected.seq_relationship_logits).abs().max() < LOGITS
 
 
 def load(folder: Path) -> Any:
@@ -199,6 +270,10 @@ def test_the_tokenizer_that_travelled_along_is_loaded(tmp_path: Path) -> None:
         ("MistralConfig", {"num_key_value_heads": 2, "sliding_window": 6}),
         ("Qwen2Config", {"num_key_value_heads": 2}),
         ("Qwen3Config", {"num_key_value_heads": 2, "head_dim": 8}),
+        ("MixtralConfig", {"num_key_value_heads": 2, "num_local_experts": 3, "head_dim": 4}),
+        ("GPTNeoXConfig", {"use_parallel_residual": False}),
+        ("GPTNeoXConfig", {"rotary_pct": 0.5}),
+        ("BloomConfig", {"apply_residual_connection_post_layernorm": True}),
     ],
 )
 def test_a_model_of_transformers_goes_through_mds_and_back(
@@ -207,6 +282,8 @@ def test_a_model_of_transformers_goes_through_mds_and_back(
     if config_class != "GPT2Config":
         sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
         members = sizes | {"num_attention_heads": 4} | members
+    if config_class == "BloomConfig":
+        members = {"hidden_size": 16, "n_layer": 2, "n_head": 4}
     torch.manual_seed(0)
     config = getattr(transformers, config_class)(vocab_size=50, **members)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()

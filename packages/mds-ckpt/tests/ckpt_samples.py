@@ -12,7 +12,9 @@ from mds_ckpt.families import choose
 from mds_ckpt.formats.mds import add_file, merge_rank_files, write_rank_file
 from mds_ckpt.manifest import CheckpointManifest, ModelRecord
 
-FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
+LLAMAS = ("llama", "mistral", "qwen2", "qwen3", "mixtral")
+BERTS = ("bert", "megatron-bert")
+FAMILIES = ("gpt2", *LLAMAS, "gpt_neox", "bloom", *BERTS)
 TOKENIZER = (
     b'{"version":"1.0","added_tokens":[{"id":0,"content":"<|endoftext|>","special":true}],'
     b'"model":{"type":"BPE","vocab":{"<|endoftext|>":0},"merges":[]}}'
@@ -28,9 +30,9 @@ def config(family: str, **changes: Any) -> dict[str, Any]:
         "vocab_size": 37,
         "max_position_embeddings": 32,
     }
-    if family == "gpt2":
+    if family in ("gpt2", "bloom"):
         members["activation"] = "gelu_tanh"
-    else:
+    if family in LLAMAS:
         members |= {
             "num_key_value_heads": 2,
             "head_dim": 8,
@@ -41,6 +43,16 @@ def config(family: str, **changes: Any) -> dict[str, Any]:
             "add_bias": False,
             "tie_embeddings": False,
         }
+    if family == "mixtral":
+        members |= {"num_experts": 3, "moe_topk": 2, "moe_normalize_gates": True}
+    if family == "gpt_neox":
+        members |= {"position_embedding": "rope", "rope_percent": 0.5, "parallel_residual": True}
+        members |= {"tie_embeddings": False, "ffn_hidden_size": 24}
+    if family == "bloom":
+        members |= {"position_embedding": "alibi", "embedding_norm": True}
+    if family in BERTS:
+        members |= {"residual_post_layernorm": family == "bert", "norm_epsilon": 1e-12}
+        members |= {"num_token_types": 3, "binary_head": True, "ffn_hidden_size": 24}
     if family == "mistral":
         members["sliding_window"] = 8
     if family == "qwen2":
@@ -53,7 +65,7 @@ def config(family: str, **changes: Any) -> dict[str, Any]:
 def model(family: str, **changes: Any) -> ModelRecord:
     members = config(family, **changes)
     return ModelRecord(
-        family="gpt",
+        family="bert" if family in BERTS else "gpt",
         config=members,
         vocab_size=members["vocab_size"],
         tied_embeddings=members.get("tie_embeddings", True),

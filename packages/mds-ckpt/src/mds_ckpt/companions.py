@@ -18,6 +18,8 @@ NAMES = frozenset(
         "special_tokens_map.json",
         "added_tokens.json",
         "vocab.json",
+        "vocab.txt",
+        "spiece.model",
         "merges.txt",
         "tokenizer.model",
         "chat_template.jinja",

@@ -7,14 +7,28 @@ way in and missing on the way out, so a forgotten tensor can't pass unseen.
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
+from mds_ckpt.families.bert import BERT, MEGATRON_BERT
+from mds_ckpt.families.bloom import BLOOM
 from mds_ckpt.families.gpt2 import GPT2
 from mds_ckpt.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from mds_ckpt.families.mixtral import MIXTRAL
+from mds_ckpt.families.neox import NEOX
 from mds_ckpt.families.rule import Family
 from mds_ckpt.manifest import ModelRecord
 
-__all__ = ["ALL", "Family", "choose", "family_of"]
+__all__ = ["ALL", "UNLIKE", "Family", "choose", "family_of"]
 
-ALL = (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3)
+ALL = (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, NEOX, BLOOM, BERT, MEGATRON_BERT)
+
+_T5 = (
+    "transformers' T5 has a table of relative positions, RMS norms, no biases and unscaled "
+    "attention; Megatron's T5 has learned positions, layer norms, biases and scaled attention, so "
+    "neither holds the other"
+)
+UNLIKE = MappingProxyType({"t5": _T5, "mt5": _T5, "umt5": _T5})
+"""Model types, of transformers or ours, that have no counterpart, and why."""
 
 
 def family_of(model_type: str) -> Family | None:
@@ -32,9 +46,12 @@ def choose(model: ModelRecord, *, prefer: str | None = None) -> Family:
     Raises:
         ValueError: If there is none; the message says what the nearest one lacks.
     """
-    if model.family != "gpt":
-        raise ValueError(f"models of family '{model.family}' have no counterpart in transformers")
-    ordered = sorted(ALL, key=lambda family: family.name != prefer)
+    alike = [family for family in ALL if family.kind == model.family]
+    if not alike:
+        why = UNLIKE.get(model.family)
+        kind = f"models of family '{model.family}' have no counterpart in transformers"
+        raise ValueError(why or kind)
+    ordered = sorted(alike, key=lambda family: family.name != prefer)
     faults = {family.name: family.faults(model) for family in ordered}
     for family in ordered:
         if not faults[family.name]:

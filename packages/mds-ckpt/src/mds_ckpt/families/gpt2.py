@@ -15,6 +15,8 @@ from mds_ckpt.families.rule import (
     Target,
     flag,
     number,
+    same,
+    usual_needs,
     whole_number,
 )
 from mds_ckpt.manifest import ModelRecord
@@ -33,21 +35,12 @@ _UNLIKE_OURS = MappingProxyType(
 
 
 def _faults(model: ModelRecord) -> list[str]:
-    config, shape = model.config, Shape.of(model)
+    config = model.config
     needs = {
         "learned positions": config.get("position_embedding", "learned") == "learned",
-        "layer norms": config.get("normalization", "layernorm") == "layernorm",
-        "norm weights that are not stored minus one": not config.get("zero_centered_norm"),
-        "biases": config.get("add_bias", True) and config.get("add_qkv_bias") is not False,
-        "as many key/value as query heads": shape.groups == shape.heads,
-        "head_dim = hidden_size / heads": shape.channels * shape.heads == shape.hidden,
         f"one of the activations {', '.join(_ACTIVATIONS)}": config.get("activation", "gelu")
         in _ACTIVATIONS,
-        "no query/key norms": not config.get("qk_norm"),
-        "attention and MLP one after the other": not config.get("parallel_residual"),
-        "no norm of the embeddings": not config.get("embedding_norm"),
-        "norms before, not after the residual": not config.get("residual_post_layernorm"),
-        "no sliding window": config.get("sliding_window") is None,
+        **usual_needs(model),
     }
     return [f"gpt2 needs {need}" for need, met in needs.items() if not met]
 
@@ -113,17 +106,17 @@ def _rules(model: ModelRecord) -> Sequence[Rule]:
     shape = Shape.of(model)
     h = shape.hidden
     rules = [
-        _same("embedding.word_embeddings.weight", "transformer.wte.weight", shape.vocab, h),
-        _same("embedding.position_embeddings.weight", "transformer.wpe.weight", shape.positions, h),
+        same("embedding.word_embeddings.weight", "transformer.wte.weight", shape.vocab, h),
+        same("embedding.position_embeddings.weight", "transformer.wpe.weight", shape.positions, h),
     ]
     for layer in range(shape.layers):
         rules.extend(_layer_rules(shape, layer))
     rules += [
-        _same(f"decoder.final_layernorm.{part}", f"transformer.ln_f.{part}", h)
+        same(f"decoder.final_layernorm.{part}", f"transformer.ln_f.{part}", h)
         for part in ("weight", "bias")
     ]
     if not model.tied_embeddings:
-        rules.append(_same("output_layer.weight", "lm_head.weight", shape.vocab, h))
+        rules.append(same("output_layer.weight", "lm_head.weight", shape.vocab, h))
     return rules
 
 
@@ -146,7 +139,7 @@ def _layer_rules(shape: Shape, layer: int) -> Iterator[Rule]:
     }
     for name, hf in norms.items():
         for part in ("weight", "bias"):
-            yield _same(f"{ours}.{name}.{part}", f"{theirs}.{hf}.{part}", h)
+            yield same(f"{ours}.{name}.{part}", f"{theirs}.{hf}.{part}", h)
     for name, (hf, outputs, inputs, change, bias_change) in linears.items():
         yield Rule(
             Target(f"{ours}.{name}.weight", (outputs, inputs)),
@@ -158,10 +151,6 @@ def _layer_rules(shape: Shape, layer: int) -> Iterator[Rule]:
             (Target(f"{theirs}.{hf}.bias", (outputs,)),),
             bias_change,
         )
-
-
-def _same(canonical: str, hf: str, *shape: int) -> Rule:
-    return Rule(Target(canonical, shape), (Target(hf, shape),), Same())
 
 
 GPT2 = Family(

@@ -1,17 +1,18 @@
 """Llama and its relatives: RMS norms, rotary positions, gated MLPs, grouped key/value heads.
 
 Mistral adds a sliding window, Qwen2 biases on query, key and value only, Qwen3 norms of query and
-key heads. Tensors and names are otherwise the same.
+key heads, Mixtral experts (in a file of its own). Tensors and names are otherwise the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from mds_ckpt.families.change import Grouped, Same, Stacked
+from mds_ckpt.families.change import Grouped, Stacked
+from mds_ckpt.families.rotation import rotation_from_hf, rotation_to_hf
 from mds_ckpt.families.rule import (
     MOST_LAYERS,
     Family,
@@ -20,6 +21,8 @@ from mds_ckpt.families.rule import (
     Target,
     flag,
     number,
+    same,
+    usual_needs,
     whole_number,
 )
 from mds_ckpt.manifest import ModelRecord
@@ -33,18 +36,15 @@ _ARCHITECTURES = MappingProxyType(
         "mistral": "MistralForCausalLM",
         "qwen2": "Qwen2ForCausalLM",
         "qwen3": "Qwen3ForCausalLM",
+        "mixtral": "MixtralForCausalLM",
     }
 )
 _HALVES = ("gate", "up")
-_ROPE_KEYS = frozenset(
-    {"rope_theta", "rope_type", "type", "factor", "original_max_position_embeddings"}
-    | {"low_freq_factor", "high_freq_factor", "attention_factor", "beta_fast", "beta_slow"}
-    | {"short_factor", "long_factor", "mscale", "mscale_all_dim", "truncate"}
-    | {"partial_rotary_factor"}
-)
+_OWN = ("qk_norm", "sliding_window", "num_key_value_heads", "head_dim", "add_bias", "normalization")
+"""Fields that these families look at themselves."""
 
 
-def _needs(name: str, model: ModelRecord) -> Mapping[str, bool]:
+def _needs(name: str, model: ModelRecord) -> dict[str, bool]:
     """What family ``name`` asks of a model beyond being of this kind, and whether it is so."""
     config = model.config
     biased = bool(config.get("add_bias", True))
@@ -75,28 +75,28 @@ def _needs(name: str, model: ModelRecord) -> Mapping[str, bool]:
     }[name]
 
 
-def _faults(name: str, model: ModelRecord) -> list[str]:
+def llama_needs(model: ModelRecord, *, but: Sequence[str] = ()) -> dict[str, bool]:
+    """What all of these families ask of a model, and whether it is so."""
     config = model.config
-    needs = {
+    return {
         "rotary positions": config.get("position_embedding", "learned") == "rope",
         "rotation of all channels": config.get("rope_percent", 1.0) == 1.0,
         "RMS norms": config.get("normalization", "layernorm") == "rmsnorm",
-        "norm weights that are not stored minus one": not config.get("zero_centered_norm"),
         f"one of the activations {', '.join(_ACTIVATIONS)}": config.get("activation", "gelu")
         in _ACTIVATIONS,
-        **_needs(name, model),
-        "attention and MLP one after the other": not config.get("parallel_residual"),
-        "no norm of the embeddings": not config.get("embedding_norm"),
-        "norms before, not after the residual": not config.get("residual_post_layernorm"),
+        **usual_needs(model, but=(*_OWN, *but)),
     }
+
+
+def _faults(name: str, model: ModelRecord) -> list[str]:
+    needs = llama_needs(model) | _needs(name, model)
     return [f"{name} needs {need}" for need, met in needs.items() if not met]
 
 
-def _to_hf_config(name: str, model: ModelRecord) -> dict[str, Any]:
+def llama_to_hf(name: str, model: ModelRecord) -> dict[str, Any]:
+    """The members of ``config.json`` that all of these families have."""
     config, shape = model.config, Shape.of(model)
-    theta = config.get("rope_theta", 10000.0)
-    rope = dict(config.get("rope_scaling") or {"rope_type": "default"})
-    members: dict[str, Any] = {
+    return {
         "architectures": [_ARCHITECTURES[name]],
         "model_type": name,
         "vocab_size": shape.vocab,
@@ -112,11 +112,12 @@ def _to_hf_config(name: str, model: ModelRecord) -> dict[str, Any]:
         "rms_norm_eps": config.get("norm_epsilon", 1e-5),
         "attention_dropout": config.get("attention_dropout", 0.0),
         "tie_word_embeddings": model.tied_embeddings,
-        # transformers up to 4 reads the first two, from 5 on the third.
-        "rope_theta": theta,
-        "rope_scaling": config.get("rope_scaling"),
-        "rope_parameters": rope | {"rope_theta": theta},
+        **rotation_to_hf(config),
     }
+
+
+def _to_hf_config(name: str, model: ModelRecord) -> dict[str, Any]:
+    config, members = model.config, llama_to_hf(name, model)
     if name == "llama":
         members["attention_bias"] = members["mlp_bias"] = bool(config.get("add_bias", True))
     if name == "mistral":
@@ -128,7 +129,8 @@ def _to_hf_config(name: str, model: ModelRecord) -> dict[str, Any]:
     return members
 
 
-def _from_hf_config(name: str, config: Mapping[str, Any]) -> ModelRecord:
+def llama_from_hf(name: str, config: Mapping[str, Any], **more: Any) -> ModelRecord:
+    """The model of a ``config.json``; ``more`` are fields that one family adds."""
     ours = {hf: activation for activation, hf in _ACTIVATIONS.items()}
     activation = config.get("hidden_act", "silu")
     if activation not in ours:
@@ -153,8 +155,11 @@ def _from_hf_config(name: str, config: Mapping[str, Any]) -> ModelRecord:
         **_heads(name, config),
         **_biases(name, config),
         **_window(name, config),
-        **_rope(config),
+        **rotation_from_hf(config),
+        **more,
     }
+    if members.get("rope_percent", 1.0) != 1.0:
+        raise ValueError("'partial_rotary_factor' is not 1, which this family does not have")
     return ModelRecord(family="gpt", config=members, vocab_size=vocab, tied_embeddings=tied)
 
 
@@ -181,47 +186,51 @@ def _biases(name: str, config: Mapping[str, Any]) -> dict[str, bool]:
 def _window(name: str, config: Mapping[str, Any]) -> dict[str, int | None]:
     if name.startswith("qwen") and flag(config, "use_sliding_window", default=False):
         raise ValueError("'use_sliding_window' is set, which our model has for all layers only")
-    config = {"sliding_window": 4096} | dict(config)
-    if name == "mistral" and config["sliding_window"] is not None:
+    config = {"sliding_window": 4096 if name == "mistral" else None} | dict(config)
+    if name in ("mistral", "mixtral") and config["sliding_window"] is not None:
         return {"sliding_window": whole_number(config, "sliding_window")}
     return {"sliding_window": None}
 
 
-def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotation from ``rope_parameters`` (transformers 5) or ``rope_theta``, ``rope_scaling``."""
-    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(parameters, Mapping) or not parameters.keys() <= _ROPE_KEYS:
-        raise ValueError("'rope_parameters' is not an object of members that we know")
-    theta = number(parameters, "rope_theta", number(config, "rope_theta", 10000.0))
-    scaling = {key: value for key, value in parameters.items() if key != "rope_theta"}
-    if number(scaling, "partial_rotary_factor", 1.0) != 1.0:
-        raise ValueError("'partial_rotary_factor' is not 1, which this family does not have")
-    scaling.pop("partial_rotary_factor", None)
-    if scaling.get("rope_type", scaling.get("type", "default")) == "default":
-        return {"rope_theta": theta}
-    return {"rope_theta": theta, "rope_scaling": scaling}
+def _mlp_rules(model: ModelRecord, layer: int) -> Iterator[Rule]:
+    shape, biased = Shape.of(model), bool(model.config.get("add_bias", True))
+    ours, theirs = f"decoder.layers.{layer}.mlp", f"model.layers.{layer}.mlp"
+    h, f = shape.hidden, shape.width
+    for part, rest in _parts(h, biased=biased):
+        yield Rule(
+            Target(f"{ours}.linear_fc1.{part}", (2 * f, *rest)),
+            tuple(Target(f"{theirs}.{half}_proj.{part}", (f, *rest)) for half in _HALVES),
+            Stacked(),
+        )
+    for part, rest in _parts(f, biased=biased):
+        yield same(f"{ours}.linear_fc2.{part}", f"{theirs}.down_proj.{part}", h, *rest)
 
 
-def _rules(model: ModelRecord) -> Sequence[Rule]:
+def llama_rules(
+    model: ModelRecord, *, mlp: Callable[[ModelRecord, int], Iterator[Rule]] = _mlp_rules
+) -> Sequence[Rule]:
+    """All tensors of a model; ``mlp`` lists those of one layer's MLP."""
     shape = Shape.of(model)
     vocab = (shape.vocab, shape.hidden)
-    rules = [_same("embedding.word_embeddings.weight", "model.embed_tokens.weight", vocab)]
+    rules = [same("embedding.word_embeddings.weight", "model.embed_tokens.weight", *vocab)]
     for layer in range(shape.layers):
-        rules.extend(_layer_rules(model, shape, layer))
-    rules.append(_same("decoder.final_layernorm.weight", "model.norm.weight", (shape.hidden,)))
+        rules.extend(_attention_rules(model, shape, layer))
+        rules.extend(mlp(model, layer))
+    rules.append(same("decoder.final_layernorm.weight", "model.norm.weight", shape.hidden))
     if not model.tied_embeddings:
-        rules.append(_same("output_layer.weight", "lm_head.weight", vocab))
+        rules.append(same("output_layer.weight", "lm_head.weight", *vocab))
     return rules
 
 
-def _layer_rules(model: ModelRecord, shape: Shape, layer: int) -> Iterator[Rule]:
+def _attention_rules(model: ModelRecord, shape: Shape, layer: int) -> Iterator[Rule]:
+    """A layer's two norms and its attention."""
     ours, theirs = f"decoder.layers.{layer}", f"model.layers.{layer}"
-    h, f, d = shape.hidden, shape.width, shape.channels
+    h, d = shape.hidden, shape.channels
     biased = bool(model.config.get("add_bias", True))
     qkv = model.config.get("add_qkv_bias")
     grouped = Grouped(shape.groups, shape.heads // shape.groups, d)
     rows = {"q": shape.heads * d, "k": shape.groups * d, "v": shape.groups * d}
-    yield _same(f"{ours}.input_layernorm.weight", f"{theirs}.input_layernorm.weight", (h,))
+    yield same(f"{ours}.input_layernorm.weight", f"{theirs}.input_layernorm.weight", h)
     for part, rest in _parts(h, biased=biased if qkv is None else bool(qkv)):
         yield Rule(
             Target(f"{ours}.self_attention.linear_qkv.{part}", (shape.qkv_rows, *rest)),
@@ -234,20 +243,12 @@ def _layer_rules(model: ModelRecord, shape: Shape, layer: int) -> Iterator[Rule]
     if model.config.get("qk_norm"):
         for letter in "qk":
             name = f"{ours}.self_attention.{letter}_layernorm.weight"
-            yield _same(name, f"{theirs}.self_attn.{letter}_norm.weight", (d,))
+            yield same(name, f"{theirs}.self_attn.{letter}_norm.weight", d)
     for part, rest in _parts(shape.heads * d, biased=biased):
         name = f"{ours}.self_attention.linear_proj.{part}"
-        yield _same(name, f"{theirs}.self_attn.o_proj.{part}", (h, *rest))
+        yield same(name, f"{theirs}.self_attn.o_proj.{part}", h, *rest)
     name = f"{ours}.pre_mlp_layernorm.weight"
-    yield _same(name, f"{theirs}.post_attention_layernorm.weight", (h,))
-    for part, rest in _parts(h, biased=biased):
-        yield Rule(
-            Target(f"{ours}.mlp.linear_fc1.{part}", (2 * f, *rest)),
-            tuple(Target(f"{theirs}.mlp.{half}_proj.{part}", (f, *rest)) for half in _HALVES),
-            Stacked(),
-        )
-    for part, rest in _parts(f, biased=biased):
-        yield _same(f"{ours}.mlp.linear_fc2.{part}", f"{theirs}.mlp.down_proj.{part}", (h, *rest))
+    yield same(name, f"{theirs}.post_attention_layernorm.weight", h)
 
 
 def _parts(inputs: int, *, biased: bool) -> list[tuple[str, tuple[int, ...]]]:
@@ -255,8 +256,7 @@ def _parts(inputs: int, *, biased: bool) -> list[tuple[str, tuple[int, ...]]]:
     return [("weight", (inputs,)), *([("bias", ())] if biased else [])]
 
 
-def _same(canonical: str, hf: str, shape: tuple[int, ...]) -> Rule:
-    return Rule(Target(canonical, shape), (Target(hf, shape),), Same())
+IGNORED = (r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
 
 
 def _family(name: str) -> Family:
@@ -265,10 +265,10 @@ def _family(name: str) -> Family:
         prefix="model.",
         faults=partial(_faults, name),
         to_hf_config=partial(_to_hf_config, name),
-        from_hf_config=partial(_from_hf_config, name),
-        rules=_rules,
-        ignored=(r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),
+        from_hf_config=partial(llama_from_hf, name),
+        rules=llama_rules,
+        ignored=IGNORED,
     )
 
 
-LLAMA, MISTRAL, QWEN2, QWEN3 = map(_family, _ARCHITECTURES)
+LLAMA, MISTRAL, QWEN2, QWEN3 = map(_family, ("llama", "mistral", "qwen2", "qwen3"))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from mds_ckpt.families.change import Change, Same
 from mds_ckpt.manifest import ModelRecord
 
 MOST_LAYERS = 10_000
+_WORDS = "embedding.word_embeddings.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,16 @@ class Family:
     """All tensors of a model."""
     ignored: Sequence[str] = ()
     """Regular expressions of tensors that hold no weights (masks, frequencies)."""
+    kind: str = "gpt"
+    """The family of our own models that it is a form of."""
+    tied: Mapping[str, str] = field(default_factory=lambda: {"lm_head.weight": _WORDS})
+    """Tensors that some files repeat, and the canonical name of what they must be equal to."""
+    renamed: Sequence[tuple[str, str]] = ()
+    """Old spellings of names: a regular expression and its replacement."""
+    present: Callable[[ModelRecord, Collection[str]], ModelRecord] = lambda model, _: model
+    """The model with the optional parts that stored names show, which no configuration tells."""
+    notes: Callable[[ModelRecord], Sequence[str]] = lambda _: ()
+    """What a user of the written model should know, as sentences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +104,61 @@ class Shape:
     def qkv_rows(self) -> int:
         """Rows of the fused projection."""
         return (self.heads + 2 * self.groups) * self.channels
+
+
+def same(canonical: str, hf: str, *shape: int) -> Rule:
+    """A tensor that both store alike."""
+    return Rule(Target(canonical, shape), (Target(hf, shape),), Same())
+
+
+def has_experts(config: Mapping[str, Any]) -> bool:
+    """Whether any layer of a model shares its tokens out among experts."""
+    return bool(config.get("num_experts")) or any(
+        count > 1 for count in config.get("layer_experts") or ()
+    )
+
+
+def usual_needs(model: ModelRecord, *, but: Collection[str] = ()) -> dict[str, bool]:
+    """What most families ask of a model, and whether it is so.
+
+    Args:
+        model: The model.
+        but: Fields of the configuration that the family looks at itself.
+    """
+    config, shape = model.config, Shape.of(model)
+    window, norms = config.get("sliding_window"), config.get("qk_norm")
+    needs = {
+        "num_experts": ("one MLP for all tokens", not has_experts(config)),
+        "parallel_residual": (
+            "attention and MLP one after the other",
+            not config.get("parallel_residual"),
+        ),
+        "embedding_norm": ("no norm of the embeddings", not config.get("embedding_norm")),
+        "residual_post_layernorm": (
+            "norms before, not after the residual",
+            not config.get("residual_post_layernorm"),
+        ),
+        "zero_centered_norm": (
+            "norm weights that are not stored minus one",
+            not config.get("zero_centered_norm"),
+        ),
+        "qk_norm": ("no query/key norms", not norms),
+        "sliding_window": ("no sliding window", window is None),
+        "num_key_value_heads": (
+            "as many key/value as query heads",
+            shape.groups == shape.heads,
+        ),
+        "head_dim": (
+            "head_dim = hidden_size / heads",
+            shape.channels * shape.heads == shape.hidden,
+        ),
+        "add_bias": (
+            "biases",
+            bool(config.get("add_bias", True)) and config.get("add_qkv_bias") is not False,
+        ),
+        "normalization": ("layer norms", config.get("normalization", "layernorm") == "layernorm"),
+    }
+    return dict(need for name, need in needs.items() if name not in but)
 
 
 def whole_number(config: Mapping[str, Any], key: str, *, most: int = 2**31) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -67,7 +67,7 @@ def detect(path: Path) -> bool:
 def open_huggingface(path: Path, options: ReadOptions | None = None) -> Checkpoint:
     """Open a model folder; tensors get canonical names and layouts when they are read."""
     refuse_read_options(options, "hf")
-    from mds_ckpt.families import family_of
+    from mds_ckpt.families import UNLIKE, family_of
 
     config = companions.read_json(path / "config.json")
     model_type = str(config.get("model_type"))
@@ -75,7 +75,8 @@ def open_huggingface(path: Path, options: ReadOptions | None = None) -> Checkpoi
     if family is None:
         raise UnsupportedError(
             path / "config.json",
-            f"model_type '{printable(model_type)}' is of no family that we map",
+            UNLIKE.get(model_type)
+            or f"model_type '{printable(model_type)}' is of no family that we map",
             remedy="`mds-ckpt inspect` of its model.safetensors lists the tensors as they are",
         )
     if "quantization_config" in config:
@@ -90,7 +91,9 @@ def open_huggingface(path: Path, options: ReadOptions | None = None) -> Checkpoi
         raise UnsupportedError(
             path / "config.json", str(error), remedy="this model can't be carried over unchanged"
         ) from None
-    stored, notes = _stored_tensors(path)
+    found, notes = _stored_tensors(path)
+    stored = _spelled(family, found)
+    model = family.present(model, stored.keys())
     tensors = _canonical(path, family, family.rules(model), stored, notes)
     return Checkpoint(
         path=path,
@@ -187,6 +190,29 @@ class _TorchSource:
 # Their canonical names ---------------------------------------------------------------------------
 
 
+def _spelled(family: Family, stored: Mapping[str, Stored]) -> dict[str, Stored]:
+    """The tensors with old spellings of their names put right."""
+    spelled: dict[str, Stored] = {}
+    for name, part in stored.items():
+        new = name
+        for pattern, replacement in family.renamed:
+            new = re.sub(pattern, replacement, new)
+        if new in spelled:
+            raise RejectedError(part.path, "it has two names there", remedy=_AGAIN, tensor=new)
+        spelled[new] = part
+    return spelled
+
+
+def _stored_name(family: Family, first: str, stored: Mapping[str, Stored]) -> Callable[[str], str]:
+    """From a rule's name to that in the files: a base model alone may lack or have the prefix."""
+    prefix = family.prefix
+    if first in stored or not prefix:
+        return lambda name: name
+    if first.startswith(prefix):
+        return lambda name: name.removeprefix(prefix)
+    return lambda name: prefix + name
+
+
 def _canonical(
     folder: Path,
     family: Family,
@@ -195,14 +221,13 @@ def _canonical(
     notes: list[str],
 ) -> dict[str, LazyTensor]:
     """Every rule's tensor; what else is stored is named in ``notes``, or refused."""
-    first = rules[0].hf[0].name
-    stripped = family.prefix if first not in stored else ""
+    stored_name = _stored_name(family, rules[0].hf[0].name, stored)
     unused = dict(stored)
     tensors = {}
     for rule in rules:
         parts = []
         for target in rule.hf:
-            part = unused.pop(target.name.removeprefix(stripped), None)
+            part = unused.pop(stored_name(target.name), None)
             if part is None:
                 raise RejectedError(folder, "it is missing", remedy=_AGAIN, tensor=target.name)
             if part.shape != target.shape:
@@ -252,8 +277,8 @@ def _account(
     for name, part in unused.items():
         if any(re.fullmatch(pattern, name) for pattern in family.ignored):
             yield f"{printable(name)} was dropped: it is a constant, not a weight"
-        elif name == "lm_head.weight" and _is_tied(part, tensors):
-            yield "lm_head.weight was dropped: it is the embedding again"
+        elif name in family.tied and _is_equal(part, tensors.get(family.tied[name])):
+            yield f"{name} was dropped: it is {family.tied[name]} again"
         else:
             raise RejectedError(
                 part.path,
@@ -263,11 +288,11 @@ def _account(
             )
 
 
-def _is_tied(part: Stored, tensors: Mapping[str, LazyTensor]) -> bool:
-    """Whether a head that should not be stored equals the embedding, byte for byte."""
-    embedding = tensors["embedding.word_embeddings.weight"]
-    same_kind = (part.dtype, part.shape) == (embedding.dtype, embedding.shape)
-    return same_kind and bool(_whole(part).tobytes() == embedding.numpy().tobytes())
+def _is_equal(part: Stored, twin: LazyTensor | None) -> bool:
+    """Whether a tensor that should not be stored equals its twin, byte for byte."""
+    if twin is None or (part.dtype, part.shape) != (twin.dtype, twin.shape):
+        return False
+    return bool(_whole(part).tobytes() == twin.numpy().tobytes())
 
 
 def _plan(checkpoint: Checkpoint, options: Options) -> Plan:

@@ -62,8 +62,16 @@ def _activation(args: Mapping[str, Any]) -> str:
     return "gelu_tanh" if args.get("bias_gelu_fusion") is True else "gelu"
 
 
+_POSITION_ENUM = {1: "rope", 2: "learned", 3: "alibi"}
+"""BigScience's ``PositionEmbeddingType``."""
+
+
 def _position(args: Mapping[str, Any]) -> str:
     kind = args.get("position_embedding_type")
+    if isinstance(kind, EnumRecord) and str(kind.cls).endswith("PositionEmbeddingType"):
+        kind = _POSITION_ENUM.get(kind.value) if type(kind.value) is int else None
+    if kind == "alibi":
+        return "alibi"
     if args.get("use_rotary_position_embeddings") is True or kind == "rope":
         return "rope"
     if args.get("add_position_embedding") is False or kind == "none":
@@ -102,6 +110,8 @@ def model_config(args: Mapping[str, Any], *, vocab_size: int | None) -> dict[str
     if config["position_embedding"] == "rope":
         config["rope_theta"] = _number(args, "rope_theta") or _number(args, "rotary_base")
         config["rope_percent"] = _number(args, "rotary_percent")
+    if args.get("apply_residual_connection_post_layernorm") is True:
+        config["residual_post_layernorm"] = True
     return {name: value for name, value in config.items() if value is not None}
 
 

@@ -209,6 +209,7 @@ class ModelReading:
         config = model_config(self.args, vocab_size=rows or None) if self.args else {}
         if config:
             config["tie_embeddings"] = is_tied
+            config |= self._parts(weights)
             self._check_layers(weights, config.get("num_layers"))
         return ModelRecord(
             family=self.family,
@@ -216,6 +217,27 @@ class ModelReading:
             vocab_size=rows,
             tied_embeddings=is_tied,
         )
+
+    def _parts(self, weights: Mapping[str, LazyTensor]) -> dict[str, Any]:
+        """Fields of the configuration that the tensors tell and the arguments may not."""
+        parts: dict[str, Any] = {}
+        if "embedding.layernorm.weight" in weights:
+            parts["embedding_norm"] = True
+        if self.family == "bert":
+            types = weights.get("embedding.tokentype_embeddings.weight")
+            parts["num_token_types"] = 0 if types is None else types.shape[0]
+            parts["word_head"] = "output_layer.bias" in weights
+            parts["pooler"] = "pooler.dense.weight" in weights
+            parts["binary_head"] = "binary_head.weight" in weights
+            if self.args.get("bias_gelu_fusion") is True and not self.args.get("openai_gelu"):
+                self.note(
+                    "Megatron's word head has the exact GELU here and its layers the tanh form; a "
+                    "model with one activation differs by about 1e-3"
+                )
+        if self.family == "t5":
+            numbers = {n.split(".")[2] for n in weights if n.startswith("decoder.layers.")}
+            parts["decoder_num_layers"] = len(numbers)
+        return parts
 
     def _check_layers(self, weights: Mapping[str, LazyTensor], expected: Any) -> None:
         stack = "decoder" if self.family == "gpt" else "encoder"

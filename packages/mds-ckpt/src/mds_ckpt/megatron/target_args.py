@@ -45,6 +45,9 @@ def check_expressible(checkpoint: Checkpoint) -> None:
         f"its activation is {config.get('activation')}": config.get("activation", "gelu")
         not in ("gelu", "gelu_tanh", "relu2", "swiglu"),
         "its rotary frequencies are scaled": bool(config.get("rope_scaling")),
+        "its layers add attention and MLP side by side": bool(config.get("parallel_residual")),
+        "it has ALiBi": config.get("position_embedding") == "alibi",
+        "it normalises the token vectors": bool(config.get("embedding_norm")),
         f"it is a model of family {checkpoint.model.family}": checkpoint.model.family
         not in ("gpt", "bert", "t5"),
     }
@@ -74,6 +77,19 @@ def qkv_layout_of(checkpoint: Checkpoint) -> Layout:
     return "thirds" if _THIRDS_MARKER in args and not is_gqa else "grouped"
 
 
+def _family_args(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What only some models have."""
+    config = checkpoint.config
+    args: dict[str, Any] = {}
+    if "residual_post_layernorm" in config:
+        args["apply_residual_connection_post_layernorm"] = bool(config["residual_post_layernorm"])
+    if checkpoint.model.family == "bert":
+        args["bert_binary_head"] = bool(config.get("pooler", config.get("binary_head", True)))
+    if checkpoint.model.family == "t5":
+        args["decoder_num_layers"] = config.get("decoder_num_layers") or config["num_layers"]
+    return args
+
+
 def _model_args(checkpoint: Checkpoint) -> dict[str, Any]:
     config = checkpoint.config
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
@@ -83,6 +99,7 @@ def _model_args(checkpoint: Checkpoint) -> dict[str, Any]:
     if width is None:
         width = 8 * hidden // 3 // 64 * 64 if "glu" in activation else 4 * hidden
     return {
+        **_family_args(checkpoint),
         "num_layers": config["num_layers"],
         "encoder_num_layers": config["num_layers"],
         "hidden_size": hidden,

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 SHARD_BYTES = 5_000_000_000
 _TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
 _TOKEN_IDS = ("bos_token_id", "eos_token_id")
-_VOCABULARY = frozenset({"embedding.word_embeddings.weight", "output_layer.weight"})
+_VOCABULARY = frozenset(
+    {"embedding.word_embeddings.weight", "output_layer.weight", "output_layer.bias"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ def plan(checkpoint: Checkpoint, options: Options, *, shard_bytes: int = SHARD_B
         num_targets=sum(len(output.specs) for output in outputs),
         nbytes=sum(output.nbytes for output in outputs) + sum(map(len, texts.values())),
         write=write,
-        notes=[f"written as {family.name}, {_TORCH_NAMES.get(dtype, dtype)}"],
+        notes=[f"written as {family.name}, {_TORCH_NAMES.get(dtype, dtype)}", *family.notes(model)],
     )
 
 
@@ -229,7 +231,7 @@ def _companions(checkpoint: Checkpoint, config: dict[str, Any]) -> dict[str, byt
     if "tokenizer.json" in found and "tokenizer_config.json" not in found:
         longest = checkpoint.config["max_position_embeddings"]
         texts["tokenizer_config.json"] = companions.tokenizer_config(end, longest=longest)
-    if "generation_config.json" not in found:
+    if "generation_config.json" not in found and checkpoint.model.family == "gpt":
         settings: dict[str, Any] = {"_from_model_config": True}
         settings |= {name: config[name] for name in _TOKEN_IDS if config[name] is not None}
         texts["generation_config.json"] = companions.as_json(settings)

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from mds_ckpt.checkpoint import Array
 
 FILE_BYTES = 5_000_000_000
-_VOCABULARY = frozenset({"embedding.word_embeddings.weight", "output_layer.weight"})
+_VOCABULARY = frozenset(
+    {"embedding.word_embeddings.weight", "output_layer.weight", "output_layer.bias"}
+)
 
 
 def plan(checkpoint: Checkpoint, options: Options, *, file_bytes: int = FILE_BYTES) -> Plan:
