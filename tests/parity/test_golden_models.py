@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from mds_ckpt import open_checkpoint
-from mds_core import GPTConfig, ProcessGroups
-from mds_core.models import GPT
+from mds_core import GPTConfig, ProcessGroups, T5Config
+from mds_core.models import GPT, T5
 from mds_kernels.testing import TOLERANCES
 
 LOGITS_ATOL = 2e-6  # the models are barely trained, so wrong conversions give small errors
@@ -110,6 +110,28 @@ def test_logits_of_a_recorded_mixture_of_experts(golden: Path) -> None:
 
     with torch.no_grad():
         logits = model(torch.from_numpy(recorded["tokens"]).long())
+
+    expected = torch.from_numpy(recorded["logits_fp32_lp"])
+    torch.testing.assert_close(logits, expected, rtol=0, atol=LOGITS_ATOL)
+
+
+def test_logits_of_a_recorded_t5(golden: Path) -> None:
+    recorded = np.load(golden / "t5_tp1_legacy_fp32" / "expected.npz")
+    checkpoint = open_checkpoint(golden / "t5_tp1_legacy_fp32" / "ckpt")
+    weights = {name: torch.from_numpy(t.numpy()) for name, t in checkpoint.tensors.items()}
+    padded = {  # the recorded scores are those of the padding rows, too
+        "embedding.word_embeddings.weight": "lp/language_model.embedding.word_embeddings.weight",
+        "output_layer.bias": "lp/lm_head.bias",
+    }
+    for name, stored in padded.items():
+        assert np.array_equal(recorded[stored][: len(weights[name])], weights[name])
+        weights[name] = torch.from_numpy(recorded[stored])
+    shape = checkpoint.model.config | {"vocab_size": 1024, "make_vocab_size_divisible_by": 1}
+    model = T5(T5Config.from_record(shape), ProcessGroups.single()).eval()
+    model.load_state_dict(weights, strict=True)
+
+    with torch.no_grad():
+        logits = model(torch.from_numpy(recorded["enc"]), torch.from_numpy(recorded["dec"]))
 
     expected = torch.from_numpy(recorded["logits_fp32_lp"])
     torch.testing.assert_close(logits, expected, rtol=0, atol=LOGITS_ATOL)

@@ -12,9 +12,10 @@ from mds_core import collectives
 from mds_core.bert_config import BertConfig
 from mds_core.config import Execution, GPTConfig
 from mds_core.groups import Layout, ProcessGroups
-from mds_core.models import GPT, Bert
+from mds_core.models import GPT, T5, Bert
 from mds_core.rng import DropoutKey
 from mds_core.sharding import merge
+from mds_core.t5_config import T5Config
 
 GPT2 = GPTConfig(
     num_layers=2,
@@ -93,6 +94,17 @@ BERT = BertConfig(
 )
 """Both directions, token types, two heads; an odd vocabulary that needs padding."""
 
+T5_SHAPE = T5Config(
+    num_layers=2,
+    decoder_num_layers=1,
+    hidden_size=32,
+    num_attention_heads=4,
+    vocab_size=97,
+    max_position_embeddings=16,
+    make_vocab_size_divisible_by=8,
+)
+"""An encoder, a decoder that attends to it, a bias on the scores of a padded vocabulary."""
+
 MIXTRAL = replace(LLAMA_GQA, num_experts=4, moe_topk=2, moe_loss_coeff=0.1, moe_z_loss_coeff=0.01)
 """Gated experts in every layer, two for each token, weights that sum to 1, both extra losses."""
 
@@ -167,6 +179,16 @@ CELLS = {
         config=replace(BERT, residual_post_layernorm=True, **DROPPING),
         execution=Execution(recompute="full"),
     ),
+    "t5": Cell(config=T5_SHAPE, steps=1),
+    "t5-sequence-parallel-dropout-full": Cell(
+        config=replace(T5_SHAPE, num_key_value_heads=2, **DROPPING),
+        execution=Execution(sequence_parallel=True, recompute="full"),
+    ),
+    "t5-post-norm-selective": Cell(
+        config=replace(T5_SHAPE, residual_post_layernorm=True),
+        execution=Execution(recompute="selective"),
+        steps=1,
+    ),
     "gpt-fp32": Cell(config=GPT2, dtype=torch.float32),
     "llama-gqa-fp32": Cell(config=LLAMA_GQA, dtype=torch.float32),
 }
@@ -229,7 +251,8 @@ class AdamW:
         self.step_number = 0
 
     @torch.no_grad()
-    def step(self, lr=1e-2, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.1) -> None:
+    def step(self, lr=1e-2, beta1=0.9, beta2=0.999, eps=1e-6, weight_decay=0.1) -> None:
+        # The gradient of a key's bias is zero but for rounding; a smaller eps would blow that up.
         self.step_number += 1
         for p, mean, square in self.states:
             p.mul_(1 - lr * weight_decay)
@@ -239,8 +262,8 @@ class AdamW:
             p.addcdiv_(mean, size, value=-lr / (1 - beta1**self.step_number))
 
 
-def build(cell: Cell, groups: ProcessGroups) -> GPT | Bert:
-    kind = Bert if isinstance(cell.config, BertConfig) else GPT
+def build(cell: Cell, groups: ProcessGroups) -> GPT | Bert | T5:
+    kind = {BertConfig: Bert, T5Config: T5}.get(type(cell.config), GPT)
     model = kind(cell.config, groups, seed=7, dtype=cell.dtype, execution=cell.execution)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -307,6 +330,8 @@ def _train(cell: Cell, groups: ProcessGroups) -> Trace:
         key = DropoutKey(seed=5, samples=own + 3 * step)
         if isinstance(model, Bert):
             loss = bert_loss(model, tokens, labels, mask=mask, key=key)
+        elif isinstance(model, T5):
+            loss = t5_loss(model, tokens, labels, mask=mask, key=key)
         else:
             loss = model(tokens, labels, loss_mask=mask, dropout_key=key).loss_sum / count
         model.zero_grad()
@@ -346,9 +371,22 @@ def bert_loss(model: Bert, tokens, labels, *, mask, key) -> torch.Tensor:
     return result.loss_sum / mask.sum() + result.binary_sum / len(tokens)
 
 
+def t5_loss(model: T5, tokens, labels, *, mask, key) -> torch.Tensor:
+    """The loss of eight decoder tokens for encoder sequences of different lengths."""
+    result = model(
+        tokens,
+        labels[:, :8],
+        labels[:, 1:9],
+        loss_mask=mask[:, :8],
+        padding_mask=torch.arange(16) < torch.tensor([16, 13, 9])[:, None],
+        dropout_key=key,
+    )
+    return result.loss_sum / mask[:, :8].sum()
+
+
 @torch.no_grad()
 def whole(
-    model: GPT | Bert, tensors: dict[str, torch.Tensor], *, check_replicas: bool = True
+    model: GPT | Bert | T5, tensors: dict[str, torch.Tensor], *, check_replicas: bool = True
 ) -> dict[str, torch.Tensor]:
     """Join the tensor-parallel ranks' tensors; replicas must agree to the bit."""
     shards = model.parameter_shards()

@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from mds_core.config import GPTConfig
     from mds_core.groups import Layout, ProcessGroups
     from mds_core.sharding import ParameterShard
+    from mds_core.t5_config import T5Config
 
-__all__ = ["BertConfig", "GPTConfig", "Layout", "ParameterShard", "ProcessGroups"]
+__all__ = ["BertConfig", "GPTConfig", "Layout", "ParameterShard", "ProcessGroups", "T5Config"]
 
 # torch takes over a second to import, and a configuration does not need it.
 _HOMES = {
@@ -20,6 +21,7 @@ _HOMES = {
     "Layout": "mds_core.groups",
     "ParameterShard": "mds_core.sharding",
     "ProcessGroups": "mds_core.groups",
+    "T5Config": "mds_core.t5_config",
 }
 
 

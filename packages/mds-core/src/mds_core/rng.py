@@ -16,7 +16,14 @@ from mds_core.philox import key_of, philox, splitmix
 
 __all__ = ["DropoutKey", "Site", "dropout", "keep_mask"]
 
-Site = Literal["embedding", "attention", "attention_output", "mlp_output"]
+Site = Literal[
+    "embedding",
+    "attention",
+    "attention_output",
+    "cross_attention",
+    "cross_attention_output",
+    "mlp_output",
+]
 
 _LANES = 4  # 16-bit numbers in 64 bits, one for each value
 _STEPS = 1 << 16

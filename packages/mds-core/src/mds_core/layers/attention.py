@@ -1,4 +1,4 @@
-"""Causal self-attention with grouped key/value heads, split by heads over the ranks.
+"""Self-attention with grouped key/value heads, split by heads over the ranks.
 
 Shapes: ``b`` micro batch, ``s`` sequence, ``h`` hidden, ``n`` query heads and ``g`` key/value heads
 of this rank, ``d`` head dim, ``q`` and ``k`` positions of queries and keys.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +24,26 @@ from mds_core.layers.cache import KVCache
 from mds_core.layers.linear import ColumnParallelLinear, RowParallelLinear
 from mds_core.layers.norm import Norm
 from mds_core.layers.rope import Rotation, apply_rope
-from mds_core.rng import DropoutKey, dropout, keep_mask
+from mds_core.rng import DropoutKey, Site, dropout, keep_mask
 
-__all__ = ["Context", "SelfAttention", "attention_mask", "fused_attention", "math_attention"]
+__all__ = [
+    "AttentionCore",
+    "Context",
+    "Memory",
+    "SelfAttention",
+    "attention_mask",
+    "fused_attention",
+    "math_attention",
+]
+
+
+class Memory(NamedTuple):
+    """What a decoder's layers attend to."""
+
+    hidden: Tensor
+    """[b, k, h] of the encoder, this rank's positions with sequence parallelism."""
+    mask: Tensor
+    """[b, 1, q, k] bool, which of them a position of the decoder sees."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -39,6 +57,7 @@ class Context:
         dropout: Key of this micro batch's masks; None when nothing is dropped.
         cache: Keys and values of earlier tokens; None in training.
         rows: Positions of the sequence that this rank's residual stream holds.
+        memory: The encoder's output; None without an encoder.
     """
 
     rotation: Rotation | None
@@ -46,6 +65,7 @@ class Context:
     dropout: DropoutKey | None
     cache: KVCache | None
     rows: range
+    memory: Memory | None = None
 
 
 def attention_mask(
@@ -145,6 +165,78 @@ def math_attention(
     return (weights.view(b, g, n // g, q, k) @ value[:, :, None]).reshape(b, n, q, d)
 
 
+class AttentionCore(nn.Module):
+    """What stands between the projections: scores, weights, weighted values. No parameters.
+
+    Args:
+        config: Shape of the model.
+        layer: Number that keys this layer's dropout.
+        site: Place in the layer, for dropout.
+        heads: Global numbers of this rank's query heads.
+        execution: How to compute.
+    """
+
+    def __init__(
+        self, config: GPTConfig, *, layer: int, site: Site, heads: range, execution: Execution
+    ) -> None:
+        super().__init__()
+        execution.check(config)
+        self.layer, self.site, self.heads = layer, site, heads
+        self.probability = config.attention_dropout
+        self.fused = execution.attention_kernel == "fused" or (
+            execution.attention_kernel == "auto" and config.attention_dropout == 0.0
+        )
+        self.recompute = execution.recompute == "selective"
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, context: Context, *, mask: Tensor | None
+    ) -> Tensor:
+        """Attend, and join the heads.
+
+        Args:
+            query: [b, n, q, d].
+            key: [b, g, k, d].
+            value: [b, g, k, d].
+            context: Of the forward pass; its dropout counts.
+            mask: As for `fused_attention`.
+
+        Returns:
+            [b, q, n d].
+        """
+        if self.recompute and torch.is_grad_enabled():
+            attended: Tensor = checkpoint(
+                self._attend,
+                query,
+                key,
+                value,
+                context,
+                mask,
+                use_reentrant=False,
+                preserve_rng_state=False,
+            )
+        else:
+            attended = self._attend(query, key, value, context, mask)
+        return attended.transpose(1, 2).flatten(2)
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, context: Context, mask: Tensor | None
+    ) -> Tensor:
+        if self.fused:
+            return fused_attention(query, key, value, mask=mask)
+        keep = None
+        if context.dropout is not None and self.probability > 0.0:
+            keep = keep_mask(
+                context.dropout,
+                layer=self.layer,
+                site=self.site,
+                probability=self.probability,
+                heads=self.heads,
+                rows=range(query.size(2)),
+                columns=range(key.size(2)),
+            )
+        return math_attention(query, key, value, mask=mask, keep=keep, probability=self.probability)
+
+
 class SelfAttention(nn.Module):
     """Project to queries, keys and values, attend, project back.
 
@@ -152,7 +244,7 @@ class SelfAttention(nn.Module):
 
     Args:
         config: Shape of the model.
-        layer: Global number of the layer.
+        layer: Global number of the layer, which keys its dropout and its place in a cache.
         tp: Ranks that share the heads; None for one.
         ulysses: Ranks that share each sequence: outside attention each holds its positions of all
             heads, inside all positions of its heads (DeepSpeed-Ulysses); None for one.
@@ -175,21 +267,20 @@ class SelfAttention(nn.Module):
     ) -> None:
         super().__init__()
         execution = execution or Execution()
-        execution.check(config)
         self.layer = layer
-        self.probability = config.attention_dropout
-        self.fused = execution.attention_kernel == "fused" or (
-            execution.attention_kernel == "auto" and config.attention_dropout == 0.0
-        )
-        self.recompute = execution.recompute == "selective"
         self.ulysses = ulysses
         self.kv_heads = config.kv_heads // group_size(tp) // group_size(ulysses)
         self.channels = config.channels
         self.queries_per_group = config.num_attention_heads // config.kv_heads
         heads = self.kv_heads * self.queries_per_group
         share = group_rank(tp) * group_size(ulysses) + group_rank(ulysses)
-        self.heads = range(share * heads, (share + 1) * heads)
-        """Global numbers of this rank's query heads."""
+        self.core = AttentionCore(
+            config,
+            layer=layer,
+            site="attention",
+            heads=range(share * heads, (share + 1) * heads),
+            execution=execution,
+        )
         self.linear_qkv = ColumnParallelLinear(
             config.hidden_size,
             (config.num_attention_heads + 2 * config.kv_heads) * config.channels,
@@ -234,19 +325,7 @@ class SelfAttention(nn.Module):
             query, key = apply_rope(query, *context.rotation), apply_rope(key, *context.rotation)
         if context.cache is not None:
             key, value = context.cache.append(self.layer, key, value)
-        if self.recompute and torch.is_grad_enabled():
-            core = checkpoint(
-                self._attend,
-                query,
-                key,
-                value,
-                context,
-                use_reentrant=False,
-                preserve_rng_state=False,
-            )
-        else:
-            core = self._attend(query, key, value, context)
-        joined = core.transpose(1, 2).flatten(2)  # [b, s, n d]
+        joined = self.core(query, key, value, context, mask=context.mask)
         own = exchange(joined, group=self.ulysses, split=1, join=2)
         return self.linear_proj(own)  # type: ignore[no-any-return]
 
@@ -260,21 +339,3 @@ class SelfAttention(nn.Module):
         if self.q_layernorm is not None and self.k_layernorm is not None:
             query, key = self.q_layernorm(query), self.k_layernorm(key)
         return query, key, value
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
-        if self.fused:
-            return fused_attention(query, key, value, mask=context.mask)
-        keep = None
-        if context.dropout is not None and self.probability > 0.0:
-            keep = keep_mask(
-                context.dropout,
-                layer=self.layer,
-                site="attention",
-                probability=self.probability,
-                heads=self.heads,
-                rows=range(query.size(2)),
-                columns=range(key.size(2)),
-            )
-        return math_attention(
-            query, key, value, mask=context.mask, keep=keep, probability=self.probability
-        )

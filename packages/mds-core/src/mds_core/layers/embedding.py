@@ -5,6 +5,8 @@ Shapes: ``b`` micro batch, ``s`` sequence, ``h`` hidden, ``t`` tensor-parallel s
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -14,7 +16,12 @@ from mds_core.collectives import copy, reduce, reduce_scatter
 from mds_core.groups import group_rank, group_size
 from mds_core.parameter import Declaration, ParallelModule
 
-__all__ = ["PositionEmbedding", "VocabParallelEmbedding", "VocabParallelHead"]
+__all__ = [
+    "PositionEmbedding",
+    "VocabParallelBias",
+    "VocabParallelEmbedding",
+    "VocabParallelHead",
+]
 
 
 def declare_vocabulary(
@@ -162,6 +169,32 @@ class VocabParallelHead(ParallelModule):
             vocab_size, hidden_size, padded_size=padded_size, tp=tp, std=std
         )
         self.weight = self.declare("weight", declaration, dtype=dtype, device=device)
+
+
+class VocabParallelBias(ParallelModule):
+    """The bias [v / t] of an output layer whose weight is the table of token vectors.
+
+    Args:
+        vocab_size: The true vocabulary.
+        padded_size: Rows over all ranks, a multiple of their number.
+        tp: Ranks that share the vocabulary; None for one.
+        dtype: Of the bias.
+        device: Of the bias.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        *,
+        padded_size: int,
+        tp: ProcessGroup | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        table = declare_vocabulary(vocab_size, 1, padded_size=padded_size, tp=tp, std=0.0)
+        zeros = replace(table, global_shape=(vocab_size,), std=None)
+        self.bias = self.declare("bias", zeros, dtype=dtype, device=device)
 
 
 def check_tokens(tokens: Tensor, *, vocab_size: int) -> None:

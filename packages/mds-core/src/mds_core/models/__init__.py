@@ -2,6 +2,16 @@
 
 from mds_core.models.bert import Bert, BertLogits, BertLoss
 from mds_core.models.gpt import GPT, GPTLoss, RoutedLoss
+from mds_core.models.t5 import T5
 from mds_core.models.weight_decay import no_weight_decay
 
-__all__ = ["GPT", "Bert", "BertLogits", "BertLoss", "GPTLoss", "RoutedLoss", "no_weight_decay"]
+__all__ = [
+    "GPT",
+    "T5",
+    "Bert",
+    "BertLogits",
+    "BertLoss",
+    "GPTLoss",
+    "RoutedLoss",
+    "no_weight_decay",
+]

@@ -12,7 +12,6 @@ size.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -26,14 +25,14 @@ from mds_core.groups import ProcessGroups, group_size
 from mds_core.layers.attention import Context
 from mds_core.layers.embedding import (
     PositionEmbedding,
+    VocabParallelBias,
     VocabParallelEmbedding,
     check_positions,
-    declare_vocabulary,
 )
 from mds_core.layers.linear import ReplicatedLinear
 from mds_core.layers.mlp import ACTIVATIONS
 from mds_core.models.block import Build, Stack, active_key, drop
-from mds_core.parameter import ParallelModule, initialize, parameter_shards
+from mds_core.parameter import initialize, parameter_shards
 from mds_core.rng import DropoutKey
 from mds_core.sharding import ParameterShard
 from mds_kernels import cross_entropy
@@ -127,23 +126,6 @@ class WordTransform(nn.Module):
         return self.layer_norm(self.activation(self.dense(hidden)))  # type: ignore[no-any-return]
 
 
-class VocabParallelBias(ParallelModule):
-    """The bias [v / t] of the words' scores; the weight is the table of token vectors."""
-
-    def __init__(self, build: Build) -> None:
-        super().__init__()
-        config = build.config
-        table = declare_vocabulary(
-            config.vocab_size,
-            config.hidden_size,
-            padded_size=config.padded_vocab_size(group_size(build.tp)),
-            tp=build.tp,
-            std=config.init_std,
-        )
-        zeros = replace(table, global_shape=(config.vocab_size,), std=None)
-        self.bias = self.declare("bias", zeros, dtype=build.dtype, device=build.device)
-
-
 class Bert(nn.Module):
     """An encoder on this rank's share of a layout.
 
@@ -179,7 +161,13 @@ class Bert(nn.Module):
         self.embedding = Embedding(build, num_token_types=config.num_token_types)
         self.encoder = Stack(build, layers=range(config.num_layers), final=True)
         self.lm_head = WordTransform(build)
-        self.output_layer = VocabParallelBias(build)
+        self.output_layer = VocabParallelBias(
+            config.vocab_size,
+            padded_size=config.padded_vocab_size(groups.tp_size),
+            tp=groups.tp,
+            dtype=dtype,
+            device=device,
+        )
         self.pooler = self.binary_head = None
         if config.binary_head:
             self.pooler = Pooler(build)

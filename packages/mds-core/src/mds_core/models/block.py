@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from mds_core.config import Execution, GPTConfig
 from mds_core.groups import ProcessGroups, group_size
 from mds_core.layers.attention import Context, SelfAttention
+from mds_core.layers.cross_attention import CrossAttention
 from mds_core.layers.embedding import VocabParallelHead
 from mds_core.layers.mlp import MLP
 from mds_core.layers.moe import MoE
@@ -50,9 +51,9 @@ class Build(NamedTuple):
             device=self.device,
         )
 
-    def mlp(self, layer: int) -> MLP | MoE:
-        """The MLP of a layer, or its experts."""
-        if experts := self.config.experts[layer]:
+    def mlp(self, *, experts: int) -> MLP | MoE:
+        """One MLP for all tokens of a layer, or ``experts`` of them to choose from."""
+        if experts:
             return MoE(
                 self.config,
                 experts=experts,
@@ -86,28 +87,48 @@ class TransformerLayer(nn.Module):
     """Attention and MLP, each normalised before and added to the residual stream after.
 
     The MLP reads the stream behind attention, with a parallel residual that before it. With
-    ``residual_post_layernorm`` what is added to is the normalised stream (post-LN).
+    ``residual_post_layernorm`` what is added to is the normalised stream (post-LN). A decoder's
+    layer also attends to an encoder's output, between the two.
+
+    Args:
+        build: What every part of the model is built from.
+        layer: Its number in its stack.
+        numbered_from: Number of the stack's first layer in the model, for dropout.
+        decoder: Whether it attends to an encoder.
     """
 
-    def __init__(self, build: Build, *, layer: int) -> None:
+    def __init__(
+        self, build: Build, *, layer: int, numbered_from: int = 0, decoder: bool = False
+    ) -> None:
         super().__init__()
         config = build.config
-        self.layer = layer
+        self.layer = numbered_from + layer
         self.probability = config.hidden_dropout
         self.parallel_residual = config.parallel_residual
         self.residual_post_layernorm = config.residual_post_layernorm
         self.input_layernorm = build.norm()
         self.self_attention = SelfAttention(
             config,
-            layer=layer,
+            layer=self.layer,
             tp=build.tp,
             ulysses=build.groups.ulysses,
             execution=build.execution,
             dtype=build.dtype,
             device=build.device,
         )
+        self.pre_cross_attn_layernorm = self.cross_attention = None
+        if decoder:
+            self.pre_cross_attn_layernorm = build.norm()
+            self.cross_attention = CrossAttention(
+                config,
+                layer=self.layer,
+                tp=build.tp,
+                execution=build.execution,
+                dtype=build.dtype,
+                device=build.device,
+            )
         self.pre_mlp_layernorm = build.norm()
-        self.mlp = build.mlp(layer)
+        self.mlp = build.mlp(experts=0 if decoder else config.experts[layer])
 
     def forward(self, hidden: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
         """Map [b, s, h] to [b, s, h] and what each sequence's routing costs, if it is routed."""
@@ -115,6 +136,11 @@ class TransformerLayer(nn.Module):
         attended = self.self_attention(normed, context)
         stream = normed if self.residual_post_layernorm else hidden
         stream = stream + self._drop(attended, context, site="attention_output")
+        if self.pre_cross_attn_layernorm is not None and self.cross_attention is not None:
+            normed = self.pre_cross_attn_layernorm(stream)
+            seen = self.cross_attention(normed, context)
+            stream = normed if self.residual_post_layernorm else stream
+            stream = stream + self._drop(seen, context, site="cross_attention_output")
         normed = self.pre_mlp_layernorm(hidden if self.parallel_residual else stream)
         stream = normed if self.residual_post_layernorm else stream
         changed, cost = self._mlp(normed)
@@ -130,13 +156,34 @@ class TransformerLayer(nn.Module):
 
 
 class Stack(nn.Module):
-    """The layers, keyed by their global number, and the norm after the last."""
+    """The layers, keyed by their global number, and the norm after the last.
 
-    def __init__(self, build: Build, *, layers: range, final: bool) -> None:
+    Args:
+        build: What every part of the model is built from.
+        layers: Numbers of the layers.
+        final: Whether the last one is among them.
+        numbered_from: Number of layer 0 in the model, where that has two stacks.
+        decoder: Whether the layers attend to an encoder.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        *,
+        layers: range,
+        final: bool,
+        numbered_from: int = 0,
+        decoder: bool = False,
+    ) -> None:
         super().__init__()
         self.execution = build.execution
         self.layers = nn.ModuleDict(
-            {str(layer): TransformerLayer(build, layer=layer) for layer in layers}
+            {
+                str(layer): TransformerLayer(
+                    build, layer=layer, numbered_from=numbered_from, decoder=decoder
+                )
+                for layer in layers
+            }
         )
         self.final_layernorm = build.norm() if final else None
 
