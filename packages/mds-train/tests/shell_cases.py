@@ -34,6 +34,7 @@ def start(run_dir: Path, *, step: int = 0) -> StartReport:
         flops_per_token=1e6,
         step=step,
         consumed_samples=2 * step,
+        consumed_tokens=32 * step,
         resumed_from=run_dir / f"checkpoints/step-{step}" if step else None,
     )
 
@@ -48,6 +49,8 @@ def step(number: int, *, loss: float = 4.0, seconds: float = 0.5) -> StepReport:
         seconds=seconds,
         data_seconds=0.0,
         tokens_per_second=32 / seconds,
+        batch_samples=2,
+        seq_length=16,
         consumed_samples=2 * number,
         consumed_tokens=32 * number,
         applied_updates=number,

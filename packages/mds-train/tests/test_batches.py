@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mds_train.batches import BatchReader, GuardedSamples, collate
+from mds_train.config.batch_growth import BatchSizes
 
 
 class Numbered:
@@ -30,7 +31,7 @@ class Numbered:
 def reader(*, rank: int = 0, size: int = 1, workers: int = 0, length: int = 32) -> BatchReader:
     return BatchReader(
         Numbered(length),
-        global_batch_size=8,
+        sizes=BatchSizes(final=8, start=8),
         micro_batch_size=2,
         rank=rank,
         size=size,
@@ -87,3 +88,35 @@ def test_a_token_beyond_the_vocabulary_is_refused() -> None:
         ValueError, match=r"sample 7 holds the token id 8, but model.vocab_size is 8"
     ):
         samples[7]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_growing_batch_leaves_no_sample_out(workers: int) -> None:
+    growing = BatchReader(
+        Numbered(64),
+        sizes=BatchSizes(final=8, start=4, increment=4, ramp_samples=12),
+        micro_batch_size=2,
+        rank=0,
+        size=1,
+        workers=workers,
+    )
+    consumed, seen = 0, []
+    for _ in range(5):
+        batch = growing.read(consumed)
+        seen.append([number for micro in batch for number in micro.samples.tolist()])
+        consumed += len(seen[-1])
+    growing.close()
+
+    assert [len(numbers) for numbers in seen] == [4, 4, 4, 8, 8]
+    assert [number for numbers in seen for number in numbers] == list(range(28))
+
+
+def test_cut_samples_keep_their_numbers_and_first_positions() -> None:
+    micro = collate(Numbered(4), [1, 3])
+
+    cut = micro.cut(2)
+
+    assert cut.tokens.tolist() == [[1, 1], [3, 3]]
+    assert cut.labels.shape == cut.loss_mask.shape == cut.position_ids.shape == (2, 2)
+    assert cut.samples.tolist() == [1, 3]
+    assert micro.cut(3) is micro

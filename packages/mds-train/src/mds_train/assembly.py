@@ -15,9 +15,10 @@ import torch.distributed as dist
 from mds_core.groups import Layout, ProcessGroups
 from mds_core.models import GPT
 from mds_core.sharding import ParameterShard
-from mds_data import GPTDataset, TokenStore, open_store
-from mds_train.batches import BatchReader, GuardedSamples, Samples
+from mds_train.batches import BatchReader, Samples
 from mds_train.config import TrainConfig
+from mds_train.data.building import Stores, open_stores, training_samples, validation_samples
+from mds_train.config.batch_growth import BatchSizes
 from mds_train.engines.interface import Engine
 from mds_train.model_building import build_model
 from mds_train.schedule import Schedule
@@ -33,7 +34,7 @@ class Parts:
     run_dir: Path
     groups: ProcessGroups
     device: torch.device
-    store: TokenStore
+    stores: Stores
     reader: BatchReader
     validation: Samples | None
     shards: dict[str, ParameterShard]
@@ -59,10 +60,10 @@ class Parts:
         }
 
     def close(self) -> None:
-        """Stop threads, remove hooks, unmap the store."""
+        """Stop threads, remove hooks, unmap the stores."""
         self.reader.close()
         self.engine.close()
-        self.store.close()
+        self.stores.close()
 
 
 def assemble(config: TrainConfig) -> Parts:
@@ -75,7 +76,7 @@ def assemble(config: TrainConfig) -> Parts:
     config.check_world(world_size)
     device = choose_device(config.train.device)
     groups = _build_groups(config, world_size=world_size)
-    store = open_store(Path(config.data.store))
+    stores = open_stores(config)
     model = build_model(config, groups, device=device)
     shards = dict(model.parameter_shards())
     return Parts(
@@ -83,9 +84,9 @@ def assemble(config: TrainConfig) -> Parts:
         run_dir=Path(config.train.run_dir),
         groups=groups,
         device=device,
-        store=store,
-        reader=_reader(config, store, groups=groups),
-        validation=_validation(config, store),
+        stores=stores,
+        reader=_reader(config, stores, groups=groups),
+        validation=validation_samples(config, stores),
         shards=shards,
         engine=_engine(model, config, groups=groups, shards=shards),
         schedule=Schedule.from_config(config),
@@ -118,60 +119,15 @@ def _build_groups(config: TrainConfig, *, world_size: int) -> ProcessGroups:
     return ProcessGroups.build(layout, timeout=timedelta(seconds=parallel.timeout_seconds))
 
 
-def _guarded(dataset: Samples, config: TrainConfig, store: TokenStore) -> Samples:
-    """The same samples, checked one by one where the store does not know its vocabulary."""
-    if not store.manifest.files and not store.manifest.segments:  # a Megatron pair
-        return GuardedSamples(dataset, vocab_size=config.model.vocab_size)
-    if store.vocab_size > config.model.vocab_size:
-        raise ValueError(
-            f"{config.data.store} was made with a vocabulary of {store.vocab_size} tokens, but "
-            f"model.vocab_size is {config.model.vocab_size}; set it to {store.vocab_size}."
-        )
-    return dataset
-
-
-def _reader(config: TrainConfig, store: TokenStore, *, groups: ProcessGroups) -> BatchReader:
-    train = config.train
-    dataset = GPTDataset(
-        store,
-        seq_length=config.data.seq_length,
-        num_samples=train.train_steps * train.global_batch_size,
-        seed=train.seed,
-        split=_split(config, "train"),
-        order=config.data.order,
-    )
+def _reader(config: TrainConfig, stores: Stores, *, groups: ProcessGroups) -> BatchReader:
     return BatchReader(
-        _guarded(dataset, config, store),
-        global_batch_size=train.global_batch_size,
-        micro_batch_size=train.micro_batch_size,
+        training_samples(config, stores),
+        sizes=BatchSizes.from_config(config.train),
+        micro_batch_size=config.train.micro_batch_size,
         rank=groups.dp_rank,
         size=groups.dp_size,
         workers=config.data.workers,
     )
-
-
-def _validation(config: TrainConfig, store: TokenStore) -> Samples | None:
-    if config.watch.eval_interval is None or config.watch.eval_samples == 0:
-        return None
-    dataset = GPTDataset(
-        store,
-        seq_length=config.data.seq_length,
-        seed=config.train.seed,
-        split=_split(config, "valid"),
-        order=config.data.order,
-    )
-    if len(dataset) == 0:
-        raise ValueError(
-            f"the validation split of {config.data.store} holds no sample of "
-            f"{config.data.seq_length} tokens; choose another data.split, shorten data.seq_length "
-            f"or leave watch.eval_interval out."
-        )
-    return _guarded(dataset, config, store)
-
-
-def _split(config: TrainConfig, name: str) -> str | tuple[str, str]:
-    """The store's own split of that name, or the one that data.split asks for."""
-    return name if config.data.split is None else (config.data.split, name)
 
 
 def _engine(

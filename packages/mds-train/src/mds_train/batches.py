@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mds_data import ResumableSampler
 
-__all__ = ["BatchReader", "GuardedSamples", "MicroBatch", "Samples", "collate"]
+__all__ = ["BatchReader", "GuardedSamples", "MicroBatch", "Samples", "Sizes", "collate"]
 
 
 class Samples(Protocol):
@@ -29,6 +29,17 @@ class Samples(Protocol):
 
     def __getitem__(self, index: int, /) -> Mapping[str, Any]:
         """Arrays [s]: tokens, labels, loss_mask, position_ids."""
+
+
+class Sizes(Protocol):
+    """How large the global batches are."""
+
+    @property
+    def final(self) -> int:
+        """Size of the last ones."""
+
+    def at(self, consumed_samples: int, /) -> int:
+        """Size of the batch that begins after so many samples."""
 
 
 class GuardedSamples:
@@ -78,6 +89,17 @@ class MicroBatch:
         """The same on another device."""
         return type(self)(**{name: getattr(self, name).to(device) for name in self.__slots__})
 
+    def cut(self, length: int) -> Self:
+        """The first positions of every sample; the same where it is no longer."""
+        if length >= self.tokens.shape[1]:
+            return self
+        parts = {
+            name: getattr(self, name)[:, :length].contiguous()
+            for name in self.__slots__
+            if name != "samples"
+        }
+        return type(self)(**parts, samples=self.samples)
+
 
 def collate(dataset: Samples, numbers: Sequence[int]) -> MicroBatch:
     """Read samples and stack them."""
@@ -100,7 +122,7 @@ class BatchReader:
 
     Args:
         dataset: The training samples.
-        global_batch_size: Samples of one step.
+        sizes: Samples of each step.
         micro_batch_size: Samples of one forward pass.
         rank: This data-parallel rank.
         size: Number of data-parallel ranks.
@@ -111,18 +133,18 @@ class BatchReader:
         self,
         dataset: Samples,
         *,
-        global_batch_size: int,
+        sizes: Sizes,
         micro_batch_size: int,
         rank: int,
         size: int,
         workers: int = 0,
     ) -> None:
         self._dataset = dataset
-        self._global_batch_size = global_batch_size
+        self._sizes = sizes
         # The dataset shuffles; the sampler deals out.
         self._sampler = ResumableSampler(
             len(dataset),
-            global_batch_size=global_batch_size,
+            global_batch_size=sizes.final,
             micro_batch_size=micro_batch_size,
             rank=rank,
             num_ranks=size,
@@ -135,22 +157,23 @@ class BatchReader:
         if self._pool is None:
             return [collate(self._dataset, part) for part in self._parts(consumed_samples)]
         current = self._ahead.pop(consumed_samples, None) or self._start(consumed_samples)
-        following = consumed_samples + self._global_batch_size
+        following = consumed_samples + self._sizes.at(consumed_samples)
         self._ahead = {following: self._start(following)}
         return [future.result() for future in current]
 
     def _start(self, first: int) -> list[Future[MicroBatch]]:
-        if self._pool is None or first + self._global_batch_size > len(self._dataset):
+        if self._pool is None or first + self._sizes.at(first) > len(self._dataset):
             return []
         return [self._pool.submit(collate, self._dataset, part) for part in self._parts(first)]
 
     def _parts(self, first: int) -> list[list[int]]:
-        if first + self._global_batch_size > len(self._dataset):
+        size = self._sizes.at(first)
+        if first + size > len(self._dataset):
             raise ValueError(
-                f"samples {first} to {first + self._global_batch_size} are asked for, but the "
+                f"samples {first} to {first + size} are asked for, but the "
                 f"dataset was made for {len(self._dataset)}; raise train.train_steps."
             )
-        numbers = self._sampler.indices(first, self._global_batch_size)
+        numbers = self._sampler.indices(first, size)
         return [part.tolist() for part in self._sampler.rank_share(numbers)]
 
     def close(self) -> None:

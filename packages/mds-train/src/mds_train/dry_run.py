@@ -52,16 +52,20 @@ def _model_rows(config: TrainConfig) -> list[tuple[str, str]]:
 
 
 def _data_rows(config: TrainConfig) -> list[tuple[str, str]]:
-    from mds_data import GPTDataset, open_store
+    from mds_train.data.building import epoch_lengths, open_stores
+    from mds_train.config.length_growth import SequenceLengths
+    from mds_train.config.batch_growth import BatchSizes
 
-    store = open_store(Path(config.data.store))
-    split = "train" if config.data.split is None else (config.data.split, "train")
-    epoch = len(GPTDataset(store, seq_length=config.data.seq_length, split=split))
-    needed = config.train.train_steps * config.train.global_batch_size
-    epochs = needed / max(1, epoch)
-    tokens = needed * config.data.seq_length
+    stores = open_stores(config)
+    epoch = sum(epoch_lengths(config, stores))
+    steps, sizes = config.train.train_steps, BatchSizes.from_config(config.train)
+    epochs = sizes.consumed_after(steps) / max(1, epoch)
+    tokens = SequenceLengths.from_config(config.data).tokens_of(steps, sizes=sizes)
     return [
-        ("documents", f"{len(store):,} in {config.data.store}"),
+        *(
+            ("documents", f"{len(store):,} in {path}")
+            for path, store in zip(config.data.paths, stores.training, strict=True)
+        ),
         ("samples an epoch", f"{epoch:,} of {config.data.seq_length} tokens"),
         (
             "this run",

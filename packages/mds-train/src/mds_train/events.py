@@ -37,6 +37,7 @@ class StartReport:
     step: int
     """Steps already done: 0, or those of the checkpoint."""
     consumed_samples: int
+    consumed_tokens: int
     resumed_from: Path | None
 
 
@@ -57,6 +58,10 @@ class StepReport:
     """Part of `seconds` that was spent waiting for data."""
     tokens_per_second: float
     """Of the whole job."""
+    batch_samples: int
+    """Samples of this step; fewer than train.global_batch_size while the batch grows."""
+    seq_length: int
+    """Tokens of each of them; fewer than data.seq_length in a curriculum."""
     consumed_samples: int
     consumed_tokens: int
     applied_updates: int

@@ -14,6 +14,8 @@ import torch.distributed as dist
 
 from mds_train.assembly import Parts, assemble, choose_device
 from mds_train.config import TrainConfig
+from mds_train.config.batch_growth import BatchSizes
+from mds_train.config.length_growth import SequenceLengths
 from mds_train.evaluation import evaluate
 from mds_train.events import (
     EventReport,
@@ -136,6 +138,8 @@ class _Run:
             parts, parent=origin.parent, newest=origin.own_checkpoint, notify=self._event
         )
         self._spikes = SpikeDetector(self._config.checkpoint.save_at_loss_spike)
+        self._batch_sizes = BatchSizes.from_config(self._config.train)
+        self._lengths = SequenceLengths.from_config(self._config.data)
         self._began = time.perf_counter()
 
     def until_done(self, interruption: Interruption) -> TrainResult:
@@ -148,8 +152,8 @@ class _Run:
             self._saver.save(self._state)
         reason = None
         while reason is None and self._state.iteration < self._config.train.last_step:
-            outcome = self._step()
-            self._give_up_if_diverged(outcome)
+            before, outcome = self._state, self._step()
+            self._give_up_if_diverged(outcome, first=before.consumed_samples)
             agreement = interruption.agreed(working=self._saver.is_working)
             reason = self._reason_to_end(agreement)
             if agreement.work_is_done:
@@ -191,9 +195,11 @@ class _Run:
         return agreement.save
 
     def _step(self) -> StepOutcome:
-        began, state, config = time.perf_counter(), self._state, self._config
+        began, state = time.perf_counter(), self._state
+        samples = self._batch_sizes.at(state.consumed_samples)
+        length = self._lengths.at(state.iteration + 1)
         batch = [
-            micro.to(self._parts.device)
+            micro.cut(length).to(self._parts.device)
             for micro in self._parts.reader.read(state.consumed_samples)
         ]
         data_seconds = time.perf_counter() - began
@@ -206,8 +212,7 @@ class _Run:
             lr=lr,
             weight_decay=weight_decay,
         )
-        samples = config.train.global_batch_size
-        tokens = samples * config.data.seq_length
+        tokens = samples * length
         applied = outcome.update.applied
         self._state = state.after_step(samples=samples, tokens=tokens, applied=applied)
         self._loss = outcome.loss
@@ -221,6 +226,8 @@ class _Run:
             seconds=seconds,
             data_seconds=data_seconds,
             tokens_per_second=tokens / seconds,
+            batch_samples=samples,
+            seq_length=length,
             consumed_samples=self._state.consumed_samples,
             consumed_tokens=self._state.consumed_tokens,
             applied_updates=self._state.applied_updates,
@@ -231,10 +238,9 @@ class _Run:
             watcher.on_step(report)
         return outcome
 
-    def _give_up_if_diverged(self, outcome: StepOutcome) -> None:
+    def _give_up_if_diverged(self, outcome: StepOutcome, *, first: int) -> None:
         if outcome.update.applied:
             return
-        first = self._state.consumed_samples - self._config.train.global_batch_size
         samples = f"{first} to {self._state.consumed_samples - 1}"
         message = f"Gradients were not finite: step skipped on all ranks (samples {samples})."
         self._event("skip", message, first_sample=first)
@@ -286,6 +292,7 @@ class _Run:
             flops_per_token=self._config.model.flops_per_token(self._config.data.seq_length),
             step=self._state.iteration,
             consumed_samples=self._state.consumed_samples,
+            consumed_tokens=self._state.consumed_tokens,
             resumed_from=self._origin.checkpoint,
         )
         for watcher in self._watchers:

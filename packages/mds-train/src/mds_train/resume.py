@@ -212,12 +212,20 @@ def _check_schedule(parts: Parts, checkpoint: Checkpoint) -> None:
 
 def _data_differences(parts: Parts, saved: Mapping[str, Any]) -> list[str]:
     config, sampler = parts.config, saved.get("sampler") or {}
-    now = {
+    now: dict[str, tuple[Any, Any]] = {
         "train.seed": (sampler.get("seed"), config.train.seed),
         "data.seq_length": (sampler.get("seq_length"), config.data.seq_length),
         "data.split": (sampler.get("split"), config.data.split),
         "data.order": (sampler.get("order"), config.data.order),
     }
+    if "weights" in sampler:  # one store has none, and neither has a checkpoint of an older version
+        now["data.weights"] = (list(sampler["weights"]), list(config.data.weights))
+    stores = [store.get("uuid") for store in saved.get("stores") or ()]
+    here = [store.manifest.uuid for store in parts.stores.training]
+    if len(stores) != len(here) or any(
+        a and b and a != b for a, b in zip(stores, here, strict=True)
+    ):
+        now["data.stores"] = (stores, here)
     return [f"{key} {old} -> {new}" for key, (old, new) in now.items() if old != new]
 
 

@@ -222,7 +222,7 @@ def _model_record(parts: Parts) -> ModelRecord:
 
 
 def _data_record(parts: Parts, state: TrainState) -> dict[str, Any]:
-    data, store = parts.config.data, parts.store
+    data = parts.config.data
     return {
         "sampler": {
             "consumed_samples": state.consumed_samples,
@@ -230,13 +230,15 @@ def _data_record(parts: Parts, state: TrainState) -> dict[str, Any]:
             "seq_length": data.seq_length,
             "split": data.split,
             "order": data.order,
+            "weights": list(data.weights),
         },
         "stores": [
             {
-                "path": data.store,
+                "path": path,
                 "uuid": store.manifest.uuid,
                 "revision": store.manifest.revision,
             }
+            for path, store in zip(data.paths, parts.stores.training, strict=True)
         ],
     }
 
@@ -245,10 +247,11 @@ def _add_tokenizer(
     parts: Parts, partial: Path, records: dict[str, FileRecord]
 ) -> dict[str, str] | None:
     """Let the store's tokenizer travel with the weights, where it is one file of that kind."""
-    record = parts.store.manifest.tokenizer
+    store = parts.stores.training[0]
+    record = store.manifest.tokenizer
     if record is None or Path(record.file).name != TOKENIZER:
         return None
-    data = (Path(parts.store.path) / record.file).read_bytes()
+    data = (Path(store.path) / record.file).read_bytes()
     records[TOKENIZER] = add_file(partial, TOKENIZER, data)
     return {"kind": record.kind, "file": TOKENIZER, "sha256": records[TOKENIZER].sha256}
 

@@ -47,6 +47,8 @@ CONFIG_FILE = "config.toml"
 
 _PATHS = (
     "data.store",
+    "data.stores",
+    "data.valid_stores",
     "checkpoint.load",
     "checkpoint.backup",
     "train.run_dir",
@@ -98,11 +100,15 @@ def settings_of_resumed_run(
 def _absolute_paths(settings: Settings) -> Settings:
     """Make paths absolute, so that the run resumes from any folder."""
     return {
-        key: replace(item, value=str(Path(item.value).resolve()))
-        if key in _PATHS and item.value
-        else item
+        key: replace(item, value=_absolute(item.value)) if key in _PATHS and item.value else item
         for key, item in settings.items()
     }
+
+
+def _absolute(value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    if isinstance(value, str):
+        return str(Path(value).resolve())
+    return tuple(str(Path(path).resolve()) for path in value)
 
 
 def check_new_run(config: TrainConfig) -> None:
@@ -132,13 +138,13 @@ def check_store(config: TrainConfig) -> None:
     Raises:
         InputError: If it is not.
     """
-    store = Path(config.data.store)
-    if store.exists() or store.with_name(store.name + ".idx").exists():
-        return
-    raise InputError(
-        f"{store}: there is no such token store (data.store); make it with `mds-data preprocess`, "
-        "or correct the path."
-    )
+    for path in (*config.data.paths, *config.data.valid_stores):
+        store = Path(path)
+        if not store.exists() and not store.with_name(store.name + ".idx").exists():
+            raise InputError(
+                f"{store}: there is no such token store (data.store); make it with `mds-data "
+                "preprocess`, or correct the path."
+            )
 
 
 def checked_config(settings: Settings, *, world_size: int) -> TrainConfig:

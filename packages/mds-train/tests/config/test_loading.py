@@ -109,7 +109,7 @@ def test_none_takes_back_what_a_base_has_set(tmp_path: Path) -> None:
 def test_a_missing_required_key_names_the_key_the_table_and_the_option(tmp_path: Path) -> None:
     path = write(tmp_path, TINY.replace('store = "store"\n', ""))
 
-    with pytest.raises(InputError, match=r"data\.store is not set.*\[data\].*--data\.store"):
+    with pytest.raises(ValueError, match=r"data\.store is not set.*\[data\].*--data\.store"):
         build(read_toml(path))
 
 

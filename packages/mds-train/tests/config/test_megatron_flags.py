@@ -10,7 +10,7 @@ from mds_train.config import TrainConfig
 from mds_train.config.fields import field_table
 from mds_train.config.loading import Setting
 from mds_train.config.megatron_flags import OLD_FLAGS, resolve_old_flags, take_old_flags
-from mds_train.config.megatron_table import Derived, Ignored, Only, Refused, Switch, Value
+from mds_train.config.megatron_kinds import Derived, Ignored, Many, Only, Refused, Switch, Value
 from mds_train.errors import UsageError
 
 SETS = {
@@ -92,8 +92,30 @@ SETS = {
     "--zero-stage 1.0": {"parallel.zero_stage": 1},
     "--distributed-timeout-minutes 10": {"parallel.timeout_seconds": 600.0},
     "--use-distributed-optimizer": {"parallel.zero_stage": 1},
-    "--data-path store": {"data.store": "store"},
-    "--train-data-path store": {"data.store": "store"},
+    "--data-path store": {"data.store": "store", "data.stores": (), "data.weights": ()},
+    "--data-path 1 store": {"data.store": "store", "data.stores": (), "data.weights": ()},
+    "--data-path 0.3 a 0.7 b": {
+        "data.store": None,
+        "data.stores": ("a", "b"),
+        "data.weights": (0.3, 0.7),
+    },
+    "--train-data-path a b": {"data.store": None, "data.stores": ("a", "b"), "data.weights": ()},
+    "--valid-data-path v": {"data.valid_stores": ("v",), "data.valid_weights": ()},
+    "--valid-data-path 2 v 1 w": {
+        "data.valid_stores": ("v", "w"),
+        "data.valid_weights": (2.0, 1.0),
+    },
+    "--rampup-batch-size 8 8 640": {"train.rampup_batch_size": (8, 8, 640)},
+    "--exit-interval 100": {"train.exit_interval": 100},
+    "--exit-duration-in-mins 350": {"train.exit_minutes": 350.0},
+    "--kill-switch-file stop": {"train.kill_switch_file": "stop"},
+    "--skip-train": {"train.skip_train": True},
+    "--async-save": {"checkpoint.async_save": True},
+    "--backup other": {"checkpoint.backup": "other"},
+    "--from-scratch-if-missing": {"checkpoint.from_scratch_if_missing": True},
+    "--train-tokens 204800": {"train.train_steps": 100},
+    "--lr-warmup-tokens 20480": {"schedule.warmup_steps": 10},
+    "--lr-decay-tokens 204800": {"schedule.decay_steps": 100},
     "--split 969,30,1": {"data.split": "969,30,1"},
     "--seq-length 1024": {"data.seq_length": 1024},
     "--num-workers 2": {"data.workers": 2},
@@ -110,6 +132,7 @@ SETS = {
 GIVEN = {
     "train.global_batch_size": Setting(value=32, origin="file"),
     "train.train_steps": Setting(value=1000, origin="file"),
+    "data.seq_length": Setting(value=64, origin="file"),
 }
 
 
@@ -131,7 +154,7 @@ def test_the_fields_that_flags_set_exist(key: str) -> None:
 
 
 def test_every_flag_that_sets_a_field_is_tested_above() -> None:
-    setting = [flag for flag in OLD_FLAGS if isinstance(flag, (Value, Switch, Derived))]
+    setting = [flag for flag in OLD_FLAGS if isinstance(flag, (Value, Switch, Derived, Many))]
 
     assert {name for flag in setting for name in flag.names} == {typed.split()[0] for typed in SETS}
 
@@ -170,10 +193,10 @@ def test_a_flag_that_is_not_taken_over_says_what_to_write(name: str, flag: Refus
 def test_a_flag_of_one_value_takes_that_and_says_what_to_write_for_others(
     name: str, flag: Only
 ) -> None:
-    old, rest = take_old_flags([name, flag.value])
+    old, rest = take_old_flags([name, flag.allowed[0]])
 
     assert (dict(old.settings), rest) == ({}, [])
-    with pytest.raises(UsageError, match=f"only '{flag.value}' is taken over; ") as caught:
+    with pytest.raises(UsageError, match=f"only '{flag.allowed[0]}' is taken over; ") as caught:
         take_old_flags([name, "block"])
     assert flag.instead in str(caught.value)
 
@@ -194,7 +217,8 @@ def test_no_name_stands_twice_and_underscores_are_dashes() -> None:
         ("--num-layers two", "'two', but model.num_layers must be a whole number"),
         ("--num-layers", "--num-layers takes one value, but 0 follow"),
         ("--swiglu 3", "--swiglu takes no value, but 1 follow"),
-        ("--data-path 0.5 a 0.5 b", "blends are not supported yet"),
+        ("--data-path 0.5 a 0.5", "one path is missing"),
+        ("--rampup-batch-size 8 8", "takes three whole numbers"),
         ("--eval-iters many", "must be a number"),
     ],
 )
@@ -216,3 +240,31 @@ def test_flags_that_depend_on_others_use_those_of_the_same_command_line() -> Non
     merged = resolve_old_flags(old, settings={**GIVEN, **old.settings})
 
     assert merged["watch.eval_samples"].value == 40
+
+
+def test_a_growing_batch_takes_more_steps_for_the_same_samples() -> None:
+    typed = "--train-samples 3200 --lr-warmup-samples 64 --rampup-batch-size 16 16 64"
+    old, _ = take_old_flags(typed.split())
+
+    merged = resolve_old_flags(old, settings={**GIVEN, **old.settings})
+
+    # 16, 16, 16, 16 and another 16 (64 are not yet more than 64), then 32 each.
+    assert merged["train.train_steps"].value == 5 + (3200 - 80) // 32
+    assert merged["schedule.warmup_steps"].value == 4
+
+
+def test_of_samples_and_tokens_the_shorter_run_counts() -> None:
+    for typed in (
+        "--train-samples 6400 --train-tokens 204800",
+        "--train-tokens 204800 --train-samples 6400",
+    ):
+        old, _ = take_old_flags(typed.split())
+        merged = resolve_old_flags(old, settings={**GIVEN, **old.settings})
+        assert merged["train.train_steps"].value == 100
+
+
+def test_a_share_of_the_run_is_taken_when_its_length_is_known() -> None:
+    old, _ = take_old_flags(["--lr-warmup-fraction", "0.1", "--train-samples", "3200"])
+    given = {key: value for key, value in GIVEN.items() if key != "train.train_steps"}
+
+    assert resolve_old_flags(old, settings=given)["schedule.warmup_steps"].value == 10

@@ -37,7 +37,7 @@ def test_the_core_configuration_is_the_table_without_the_family() -> None:
 @pytest.mark.parametrize(
     ("table", "values", "message"),
     [
-        (DataConfig, {"store": "", "seq_length": 4}, "data.store is empty"),
+        (DataConfig, {"store": "", "seq_length": 4}, "data.store is not set"),
         (DataConfig, {"store": "s", "seq_length": 0}, "data.seq_length is 0"),
         (DataConfig, {"store": "s", "seq_length": 4, "split": "a,b"}, "up to three weights"),
         (DataConfig, {"store": "s", "seq_length": 4, "order": "odd"}, "fast, megatron"),

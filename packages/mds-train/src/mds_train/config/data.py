@@ -16,11 +16,23 @@ Order = Literal["fast", "megatron"]
 class DataConfig:
     """Where the tokens lie and how they become samples."""
 
-    store: str
-    """Folder of an mds-data store, or the prefix of a Megatron .bin/.idx pair."""
-
     seq_length: int
     """Tokens of one sample; the model sees this many positions."""
+
+    store: str | None = None
+    """Folder of an mds-data store, or the prefix of a Megatron .bin/.idx pair."""
+
+    stores: tuple[str, ...] = ()
+    """Several of them in place of one: samples are mixed by `weights`."""
+
+    weights: tuple[float, ...] = ()
+    """Share of each of `stores`; by their sizes when left out. Only ratios count."""
+
+    valid_stores: tuple[str, ...] = ()
+    """Validate on these as a whole; the others are then trained on as a whole (no data.split)."""
+
+    valid_weights: tuple[float, ...] = ()
+    """Share of each of `valid_stores`; by their sizes when left out."""
 
     split: str | None = None
     """Weights of train, validation and test, like "95,5,0"; the store's own when left out."""
@@ -31,14 +43,71 @@ class DataConfig:
     workers: int = 0
     """Threads that read ahead while the model works; 0 reads when a batch is needed."""
 
+    curriculum_start_length: int | None = None
+    """Cut the first samples to this length, which grows to seq_length over curriculum_steps."""
+
+    curriculum_steps: int | None = None
+    """Steps after which samples have their whole length."""
+
+    curriculum_multiple: int = 8
+    """Lengths on the way are multiples of this."""
+
+    curriculum_root: int = 1
+    """The length grows with this root of the step: 1 linearly, 2 faster at first."""
+
     def __post_init__(self) -> None:
-        if not self.store:
-            raise ValueError("data.store is empty; name the folder that mds-data preprocess wrote.")
+        _check_stores(self)
+        _check_curriculum(self)
         require_positive("data.seq_length", self.seq_length)
         require_choice("data.order", self.order, choices=("fast", "megatron"))
         require_not_negative("data.workers", self.workers)
         if self.split is not None:
             _check_split(self.split)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The stores that are trained on."""
+        return self.stores or ((self.store,) if self.store else ())
+
+
+def _check_stores(data: DataConfig) -> None:
+    if not data.paths:
+        raise ValueError(
+            "data.store is not set; write `store = ...` under [data] in the file, or --data.store "
+            "on the command line (or several with stores)."
+        )
+    if data.store and data.stores:
+        raise ValueError("data.store and data.stores are both set; keep one of them.")
+    for key in ("", "valid_"):
+        stores, weights = getattr(data, f"{key}stores"), getattr(data, f"{key}weights")
+        if weights and len(weights) != len(stores):
+            raise ValueError(
+                f"data.{key}weights has {len(weights)} numbers for {len(stores)} data.{key}stores; "
+                f"give each store one."
+            )
+        if weights and (min(weights) < 0 or sum(weights) <= 0):
+            raise ValueError(f"data.{key}weights is {list(weights)}; one must be greater than 0.")
+
+
+def _check_curriculum(data: DataConfig) -> None:
+    start, steps, multiple = (
+        data.curriculum_start_length,
+        data.curriculum_steps,
+        data.curriculum_multiple,
+    )
+    for key in ("start_length", "steps", "multiple", "root"):
+        require_positive(f"data.curriculum_{key}", getattr(data, f"curriculum_{key}"))
+    if (start is None) != (steps is None):
+        raise ValueError(
+            "data.curriculum_start_length and data.curriculum_steps belong together; set both."
+        )
+    if start is None:
+        return
+    if start > data.seq_length or start % multiple or data.seq_length % multiple:
+        raise ValueError(
+            f"data.curriculum_start_length {start} must not be longer than data.seq_length "
+            f"{data.seq_length}, and both must be multiples of data.curriculum_multiple {multiple}."
+        )
 
 
 def _check_split(split: str) -> None:

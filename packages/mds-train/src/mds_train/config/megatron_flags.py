@@ -10,16 +10,17 @@ from typing import Any
 
 from mds_train.config.fields import FieldSpec, field_table, from_text, type_name
 from mds_train.config.loading import Setting, Settings
-from mds_train.config.megatron_table import (
-    OLD_FLAGS,
+from mds_train.config.megatron_kinds import (
     Derived,
     Ignored,
+    Many,
     OldFlag,
     Only,
     Refused,
     Switch,
     Value,
 )
+from mds_train.config.megatron_table import OLD_FLAGS
 from mds_train.config.schema import TrainConfig
 from mds_train.errors import UsageError
 
@@ -75,18 +76,27 @@ def resolve_old_flags(old: OldSettings, *, settings: Settings) -> Settings:
         UsageError: If a setting that a flag depends on is nowhere given.
     """
     merged = dict(settings)
-    for typed, flag, number in old.deferred:
+    found: dict[str, Setting] = {}
+    for typed, flag, number in sorted(old.deferred, key=lambda item: _ORDER.get(item[1].key, 2)):
         needed = [_needed(typed, choice, settings=merged) for choice in flag.needs]
-        merged[flag.key] = Setting(
-            value=flag.compute(number, *needed), origin=f"command line {typed.partition('=')[0]}"
-        )
+        value = flag.compute(number, *needed)
+        if flag.smallest and flag.key in found:
+            value = min(value, found[flag.key].value)
+        found[flag.key] = Setting(value=value, origin=f"command line {typed.partition('=')[0]}")
+        merged |= found
     return merged
 
 
+# What other flags are shares of comes first.
+_ORDER = {"train.train_steps": 0, "schedule.decay_steps": 1}
+
+
 def _needed(typed: str, choice: str, *, settings: Settings) -> Any:
-    for key in choice.split("|"):
+    for key in choice.removesuffix("?").split("|"):
         if key in settings and settings[key].value is not None:
             return settings[key].value
+    if choice.endswith("?"):
+        return None
     raise UsageError(f"{typed} needs {choice.replace('|', ' or ')}, which is not set.")
 
 
@@ -100,25 +110,34 @@ def _apply(flag: OldFlag, *, typed: str, values: Sequence[str]) -> dict[str, Set
         return {}
     if isinstance(flag, Only):
         _expect(typed, values, count=1)
-        if values[0] != flag.value:
+        if values[0] not in flag.allowed:
             raise UsageError(
-                f"{typed} is {values[0]!r}, but only {flag.value!r} is taken over; {flag.instead}."
+                f"{typed} is {values[0]!r}, but only {flag.allowed[0]!r} is taken over; "
+                f"{flag.instead}."
             )
         return {}
+    if isinstance(flag, Many):
+        return _several(flag, typed=typed, values=values)
     if isinstance(flag, Switch):
         _expect(typed, values, count=0)
         return {key: Setting(value=value, origin=origin) for key, value in flag.values.items()}
     assert isinstance(flag, Value)
-    if flag.key == "data.store" and len(values) > 1:
-        raise UsageError(
-            f"{typed} names {len(values)} things; blends are not supported yet, so join the data "
-            "with `mds-data merge` and name the result."
-        )
     _expect(typed, values, count=1)
     if flag.note:
         logger.warning("%s sets %s: %s.", typed, flag.key, flag.note)
     text = flag.convert(values[0]) if flag.convert else values[0]
     return {flag.key: Setting(value=_typed(flag.key, text, typed=typed), origin=origin)}
+
+
+def _several(flag: Many, *, typed: str, values: Sequence[str]) -> dict[str, Setting]:
+    # Scripts hold all values in one quoted word as often as in several.
+    words = [part for value in values for part in value.split()]
+    try:
+        fields = flag.read(words)
+    except ValueError as error:
+        raise UsageError(f"{typed} {error}.") from error
+    origin = f"command line {typed}"
+    return {key: Setting(value=value, origin=origin) for key, value in fields.items()}
 
 
 def _typed(key: str, text: str, *, typed: str) -> Any:

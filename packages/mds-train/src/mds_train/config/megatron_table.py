@@ -7,71 +7,24 @@ alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mds_train.config.batch_growth import BatchSizes
+from mds_train.config.megatron_kinds import (
+    Derived,
+    Ignored,
+    Many,
+    OldFlag,
+    Only,
+    Refused,
+    Switch,
+    Value,
+)
+from mds_train.config.megatron_specialties import SPECIALTIES
 from mds_train.errors import UsageError
 
-__all__ = ["OLD_FLAGS", "Derived", "Ignored", "OldFlag", "Only", "Refused", "Switch", "Value"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OldFlag:
-    """One flag of the original."""
-
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Value(OldFlag):
-    """Takes one value, which goes into ``key``."""
-
-    key: str
-    convert: Callable[[str], str] | None = None
-    """Rewrites the text first; None takes it as it is."""
-    note: str = ""
-    """A warning, where the new meaning is not quite the old one."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Switch(OldFlag):
-    """Takes no value and sets fields."""
-
-    values: Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Derived(OldFlag):
-    """Takes one value that is meaningful only together with other settings."""
-
-    key: str
-    needs: tuple[str, ...]
-    compute: Callable[..., Any]
-    """Called with the number and the needed settings' values."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ignored(OldFlag):
-    """Does nothing here; a warning says why."""
-
-    reason: str
-    takes_value: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Only(OldFlag):
-    """Takes one value, and what it must be is how things are here; any other is an error."""
-
-    value: str
-    instead: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Refused(OldFlag):
-    """Would change what is computed, so it is an error that says what to write instead."""
-
-    instead: str
+__all__ = ["OLD_FLAGS"]
 
 
 def _float_text(text: str) -> str:
@@ -86,8 +39,13 @@ def _minutes(text: str) -> str:
         return text
 
 
-def _steps(samples: float, batch: int) -> int:
-    steps = int(samples) // batch
+def _sizes(batch: int, ramp: Sequence[int] | None) -> BatchSizes:
+    start, increment, samples = ramp or (batch, 1, 0)
+    return BatchSizes(final=batch, start=start, increment=increment, ramp_samples=samples)
+
+
+def _steps(samples: float, batch: int, ramp: Sequence[int] | None) -> int:
+    steps = _sizes(batch, ramp).steps_for(int(samples))
     if steps < 1:
         raise UsageError(
             f"{int(samples)} samples are less than one global batch of {batch}; give more samples "
@@ -96,11 +54,56 @@ def _steps(samples: float, batch: int) -> int:
     return steps
 
 
-def _warmup(samples: float, batch: int) -> int:
-    return int(samples) // batch
+def _warmup(samples: float, batch: int, ramp: Sequence[int] | None) -> int:
+    return _sizes(batch, ramp).steps_for(int(samples))
 
 
-_BATCH = ("train.global_batch_size",)
+def _of_tokens(
+    compute: Callable[[float, int, Sequence[int] | None], int],
+) -> Callable[[float, int, Sequence[int] | None, int], int]:
+    """The same for a number of tokens."""
+    return lambda tokens, batch, ramp, length: compute(tokens // length, batch, ramp)
+
+
+def _ramp(values: Sequence[str]) -> Mapping[str, Any]:
+    try:
+        numbers = tuple(int(value) for value in values)
+    except ValueError:
+        numbers = ()
+    if len(numbers) != 3:
+        raise ValueError("takes three whole numbers: start, increment and samples")
+    return {"train.rampup_batch_size": numbers}
+
+
+def _blend(prefix: str) -> Callable[[Sequence[str]], Mapping[str, Any]]:
+    """Read ``path`` or ``weight path weight path``; what a file says of them is taken back."""
+
+    def read(values: Sequence[str]) -> Mapping[str, Any]:
+        weights, paths = _weights_and_paths(values)
+        one: dict[str, Any] = {"data.store": None} if not prefix else {}
+        if len(paths) == 1 and not prefix:
+            return {"data.store": paths[0], "data.stores": (), "data.weights": ()}
+        return one | {f"data.{prefix}stores": paths, f"data.{prefix}weights": weights}
+
+    return read
+
+
+def _weights_and_paths(values: Sequence[str]) -> tuple[tuple[float, ...], tuple[str, ...]]:
+    if not values:
+        raise ValueError("takes a path, or weights and paths in turn")
+    if len(values) == 1:
+        return (), tuple(values)
+    try:
+        weights = tuple(float(value) for value in values[::2])
+    except ValueError:
+        return (), tuple(values)  # paths alone, as later versions of Megatron have it
+    if len(values) % 2:
+        raise ValueError("takes weights and paths in turn, but one path is missing")
+    return (weights if len(weights) > 1 else ()), tuple(values[1::2])
+
+
+_BATCH = ("train.global_batch_size", "train.rampup_batch_size?")
+_TOKENS = (*_BATCH, "data.seq_length")
 
 _MODEL: tuple[OldFlag, ...] = (
     Value(names=("--num-layers",), key="model.num_layers"),
@@ -147,16 +150,32 @@ _LENGTH: tuple[OldFlag, ...] = (
     ),
     Value(names=("--global-batch-size",), key="train.global_batch_size"),
     Value(names=("--train-iters",), key="train.train_steps"),
-    Derived(names=("--train-samples",), key="train.train_steps", needs=_BATCH, compute=_steps),
+    Derived(
+        names=("--train-samples",),
+        key="train.train_steps",
+        needs=_BATCH,
+        compute=_steps,
+        smallest=True,
+    ),
+    Derived(
+        names=("--train-tokens",),
+        key="train.train_steps",
+        needs=_TOKENS,
+        compute=_of_tokens(_steps),
+        smallest=True,
+    ),
     Value(names=("--seed",), key="train.seed"),
     Value(names=("--clip-grad",), key="train.gradient_clipping"),
     Switch(names=("--bf16",), values={"train.precision": "bf16"}),
     Switch(names=("--fp16",), values={"train.precision": "fp16"}),
-    Refused(names=("--exit-interval",), instead="--train.exit-step STEP ends after that step"),
-    Refused(names=("--train-tokens",), instead="give the length in steps: --train.train-steps"),
-    Refused(names=("--rampup-batch-size",), instead="the batch size cannot grow yet; leave it out"),
-    Refused(
-        names=("--exit-duration-in-mins",), instead="use your scheduler's time limit; leave it out"
+    Many(names=("--rampup-batch-size",), read=_ramp),
+    Value(names=("--exit-interval",), key="train.exit_interval"),
+    Value(names=("--exit-duration-in-mins",), key="train.exit_minutes"),
+    Value(names=("--kill-switch-file",), key="train.kill_switch_file"),
+    Switch(names=("--skip-train",), values={"train.skip_train": True}),
+    Ignored(
+        names=("--exit-signal-handler",),
+        reason="a run always saves when it is told to end (SIGTERM, SIGINT)",
     ),
 )
 
@@ -202,9 +221,35 @@ _OPTIMIZER: tuple[OldFlag, ...] = (
         names=("--use-checkpoint-opt_param-scheduler",),
         reason="a resumed run keeps its schedule unless schedule.override says otherwise",
     ),
+    Derived(
+        names=("--lr-warmup-tokens",),
+        key="schedule.warmup_steps",
+        needs=_TOKENS,
+        compute=_of_tokens(_warmup),
+    ),
+    Derived(
+        names=("--lr-decay-tokens",),
+        key="schedule.decay_steps",
+        needs=_TOKENS,
+        compute=_of_tokens(_steps),
+    ),
+    Only(
+        names=("--head-lr-mult",),
+        allowed=("1", "1.0"),
+        instead="leave it out: all parameters have one learning rate",
+    ),
+    Ignored(
+        names=("--sgd-momentum",),
+        takes_value=True,
+        reason="AdamW has no momentum of that kind",
+    ),
+    Ignored(
+        names=("--ds-fused-adam",),
+        reason="AdamW's fused form is taken wherever torch has one",
+    ),
     Refused(
-        names=("--lr-decay-tokens", "--lr-warmup-tokens"),
-        instead="give steps: --schedule.decay-steps, --schedule.warmup-steps",
+        names=("--use-bnb-optimizer",),
+        instead="leave it out: the optimizer's state is kept in fp32",
     ),
     Refused(
         names=("--cpu-optimizer", "--cpu-torch-adam"),
@@ -230,7 +275,10 @@ _PARALLEL: tuple[OldFlag, ...] = (
     Ignored(names=("--deepspeed",), reason="the engine is always DeepSpeed's"),
     Refused(
         names=("--deepspeed-config",),
-        instead="the engine's JSON is derived: set [parallel], [train] and [optimizer] in the file",
+        instead=(
+            "the engine's JSON is derived from the settings; `mds-train config import SCRIPT "
+            "--deepspeed-config FILE` turns yours into settings"
+        ),
     ),
     Ignored(
         names=("--distributed-backend",), takes_value=True, reason="nccl on GPUs, gloo on CPUs"
@@ -279,7 +327,7 @@ _MEMORY: tuple[OldFlag, ...] = (
     ),
     Only(
         names=("--recompute-method", "--activations-checkpoint-method"),
-        value="uniform",
+        allowed=("uniform",),
         instead="--memory.recompute-layers N recomputes all layers, in blocks of N",
     ),
     Ignored(
@@ -338,7 +386,8 @@ _MEMORY: tuple[OldFlag, ...] = (
 )
 
 _DATA: tuple[OldFlag, ...] = (
-    Value(names=("--data-path", "--train-data-path"), key="data.store"),
+    Many(names=("--data-path", "--train-data-path"), read=_blend("")),
+    Many(names=("--valid-data-path",), read=_blend("valid_")),
     Value(names=("--split",), key="data.split"),
     Value(names=("--seq-length",), key="data.seq_length"),
     Value(names=("--num-workers",), key="data.workers"),
@@ -357,18 +406,21 @@ _DATA: tuple[OldFlag, ...] = (
     Ignored(
         names=("--data-cache-path",), takes_value=True, reason="the order is computed, not cached"
     ),
-    Ignored(
+    Only(
         names=("--dataloader-type",),
-        takes_value=True,
-        reason="samples are read in one computed order",
+        allowed=("single",),
+        instead="leave it out: every epoch has its own computed order, on any number of ranks",
     ),
     Refused(
         names=("--reset-position-ids", "--reset-attention-mask", "--eod-mask-loss"),
         instead="documents are not kept apart inside a sample yet; leave it out",
     ),
     Refused(
-        names=("--valid-data-path", "--test-data-path"),
-        instead="validation samples come from data.split of the same store",
+        names=("--test-data-path",),
+        instead=(
+            "leave it out: a run measures the validation loss only; for a test, run again with "
+            "--train.skip-train and the test data as --data.valid-stores"
+        ),
     ),
     Refused(names=("--mmap-warmup",), instead="leave it out: reading ahead is the system's work"),
 )
@@ -381,6 +433,31 @@ _CHECKPOINT: tuple[OldFlag, ...] = (
     ),
     Value(names=("--load",), key="checkpoint.load"),
     Value(names=("--save-interval",), key="checkpoint.save_interval"),
+    Switch(names=("--async-save",), values={"checkpoint.async_save": True}),
+    Value(names=("--backup",), key="checkpoint.backup"),
+    Switch(
+        names=("--from-scratch-if-missing",),
+        values={"checkpoint.from_scratch_if_missing": True},
+    ),
+    Ignored(
+        names=("--exit-on-missing-checkpoint",),
+        reason="a missing checkpoint is always an error; --from-scratch-if-missing allows it",
+    ),
+    Ignored(
+        names=("--use-checkpoint-args",),
+        reason=(
+            "a resumed run has its config.toml; for another checkpoint write the [model] table, "
+            "which `mds-ckpt inspect` shows"
+        ),
+    ),
+    Refused(
+        names=("--load-tag",),
+        instead="name the step's folder: --load RUN/checkpoints/step-100",
+    ),
+    Refused(
+        names=("--no-load-lr-state",),
+        instead="--override-opt_param-scheduler uses the new schedule at the old progress",
+    ),
     Switch(names=("--finetune",), values={"checkpoint.load_weights_only": True}),
     Switch(names=("--no-load-optim",), values={"checkpoint.load_weights_only": True}),
     Ignored(
@@ -407,7 +484,7 @@ _WATCH: tuple[OldFlag, ...] = (
     Derived(
         names=("--eval-iters",),
         key="watch.eval_samples",
-        needs=_BATCH,
+        needs=("train.global_batch_size",),
         compute=lambda batches, batch: int(batches) * batch,
     ),
     Ignored(
@@ -452,5 +529,6 @@ OLD_FLAGS: tuple[OldFlag, ...] = (
     *_DATA,
     *_CHECKPOINT,
     *_WATCH,
+    *SPECIALTIES,
 )
 """Every flag of the original that is known here."""

@@ -55,6 +55,7 @@ class TrainConfig:
         check_sequence(self)
         check_schedule(self)
         check_backup(self)
+        check_growth(self)
         check_whole_heads(self.model, self.parallel)
         check_sequence_shares(self.data, self.parallel)
 
@@ -70,6 +71,14 @@ class TrainConfig:
         """
         dp_size = self.parallel.dp_size(world_size)
         at_once = self.train.micro_batch_size * dp_size
+        ramp = self.train.rampup_batch_size
+        for size in ramp[:2]:
+            if size % at_once:
+                raise ValueError(
+                    f"train.rampup_batch_size {list(ramp)}: {size} is not a multiple of "
+                    f"train.micro_batch_size {self.train.micro_batch_size} * {dp_size} "
+                    f"data-parallel ranks = {at_once}; change one of them or the number of ranks."
+                )
         if self.train.global_batch_size % at_once:
             raise ValueError(
                 f"train.global_batch_size {self.train.global_batch_size} is not a multiple of "
@@ -100,6 +109,25 @@ def check_schedule(config: TrainConfig) -> None:
         raise ValueError(
             f"schedule.warmup_steps {schedule.warmup_steps} leaves nothing of the {decay_steps} "
             f"updates of the schedule; shorten the warm-up or lengthen schedule.decay_steps."
+        )
+
+
+def check_growth(config: TrainConfig) -> None:
+    """What grows from step to step must stay divisible, and a pipeline's shapes are fixed."""
+    data, parallel = config.data, config.parallel
+    grows = data.curriculum_start_length is not None
+    shares = parallel.ulysses_size * (parallel.tp_size if parallel.sequence_parallel else 1)
+    if grows and data.curriculum_multiple % shares:
+        raise ValueError(
+            f"data.curriculum_multiple {data.curriculum_multiple} is not a multiple of the "
+            f"{shares} ranks that share a sequence (parallel.ulysses_size, "
+            f"parallel.sequence_parallel)."
+        )
+    if parallel.pp_size > 1 and (grows or config.train.rampup_batch_size):
+        what = "data.curriculum_start_length" if grows else "train.rampup_batch_size"
+        raise ValueError(
+            f"{what} does not go together with pipeline stages (parallel.pp_size "
+            f"{parallel.pp_size}), whose shapes are fixed; use pp_size 1, or leave it out."
         )
 
 

@@ -24,6 +24,9 @@ class LoopConfig:
     global_batch_size: int
     """Samples of one optimizer step, over all ranks."""
 
+    rampup_batch_size: tuple[int, ...] = ()
+    """Start, increment, samples: the batch grows from the first by the second over the third."""
+
     micro_batch_size: int = 1
     """Samples of one forward pass on one rank."""
 
@@ -65,6 +68,8 @@ class LoopConfig:
         for key in ("exit_step", "exit_interval", "exit_minutes"):
             require_positive(f"train.{key}", getattr(self, key))
         require_not_negative("train.gradient_clipping", self.gradient_clipping)
+        if self.rampup_batch_size:
+            _check_rampup(self.rampup_batch_size, final=self.global_batch_size)
         require_not_negative("train.seed", self.seed)
         if self.precision == "fp16":
             raise ValueError("train.precision fp16 is not supported yet; use bf16 or fp32.")
@@ -77,3 +82,17 @@ class LoopConfig:
         if self.exit_step is None:
             return self.train_steps
         return min(self.exit_step, self.train_steps)
+
+
+def _check_rampup(ramp: tuple[int, ...], *, final: int) -> None:
+    if len(ramp) != 3 or min(ramp) < 0 or not ramp[0] or not ramp[1]:
+        raise ValueError(
+            f"train.rampup_batch_size is {list(ramp)}, but it must be three whole numbers: the "
+            f"first batch's size, what is added each time, and the samples over which it grows."
+        )
+    start, increment, _ = ramp
+    if start > final or (final - start) % increment:
+        raise ValueError(
+            f"train.rampup_batch_size goes from {start} by {increment}, which does not lead to "
+            f"train.global_batch_size {final}; choose an increment that divides {final - start}."
+        )

@@ -82,6 +82,7 @@ class DeepSpeedEngine:
 
     def accumulate(self, batch: Sequence[MicroBatch], *, weight: float) -> Tensor:
         """Run forward and backward over the micro batches; see `Engine.accumulate`."""
+        self._expect(len(batch))
         total = torch.zeros((), dtype=torch.float64, device=batch[0].tokens.device)
         for index, micro in enumerate(batch):
             key = DropoutKey(seed=self._seed, samples=micro.samples)
@@ -89,6 +90,17 @@ class DeepSpeedEngine:
             self.backward(output.loss_sum * weight, last=index == len(batch) - 1)
             total += _masked_sum(output.losses, micro)
         return total
+
+    def _expect(self, micro_batches: int) -> None:
+        """Tell DeepSpeed how many micro batches this step has, where that has changed."""
+        engine = self._engine
+        if micro_batches != engine.gradient_accumulation_steps():
+            replicas = engine.train_batch_size() // (
+                engine.train_micro_batch_size_per_gpu() * engine.gradient_accumulation_steps()
+            )
+            size = engine.train_micro_batch_size_per_gpu() * replicas * micro_batches
+            engine.set_train_batch_size(size)
+            engine.micro_steps = engine.global_steps * micro_batches  # it counts to the boundary
 
     def losses(self, batch: Sequence[MicroBatch]) -> Tensor:
         """Run the micro batches forward only; see `Engine.losses`."""

@@ -57,7 +57,9 @@ class CurvesWatcher:
         if not history.train:
             return
         picture = run_dir / CURVES_FILE
-        entropy = unigram_entropy(Path(self._start.config.data.store))
+        (store, *others) = self._start.config.data.paths
+        # Of a blend it would be that of the blend's tokens, which nobody has counted.
+        entropy = None if others else unigram_entropy(Path(store))
         draw_curves(history, picture, title=run_dir.name, unigram_entropy=entropy)
         text = terminal_curves(history, width=self._console.width)
         if text:

@@ -45,7 +45,7 @@ class TensorBoardWatcher:
         from torch.utils.tensorboard import SummaryWriter
 
         self._start = report
-        self._tokens = report.consumed_samples * report.config.data.seq_length
+        self._tokens = report.consumed_tokens
         resumed = report.resumed_from is not None
         self._by_steps = SummaryWriter(
             log_dir=str(self._folder / "steps"), purge_step=report.step + 1 if resumed else None

@@ -1,0 +1,268 @@
+"""Flags of the original for models, tasks and machines that are not here, or not by that name.
+
+Each is a warning that says why it does nothing, or an error that says what to write instead. Flags
+that change what a run here does stand in megatron_table.
+"""
+
+from __future__ import annotations
+
+from mds_train.config.megatron_kinds import Ignored, OldFlag, Only, Refused
+
+__all__ = ["SPECIALTIES"]
+
+
+def _refused(instead: str, *names: str) -> Refused:
+    return Refused(names=names, instead=instead)
+
+
+_MODELS: tuple[OldFlag, ...] = (
+    _refused(
+        "leave it out: weights are drawn from a normal distribution, --init-method-std",
+        "--init-method-xavier-uniform",
+    ),
+    _refused(
+        "leave it out: the residual stream begins before the norm and has the model's precision",
+        "--apply-residual-connection-post-layernorm",
+        "--fp32-residual-connection",
+        "--embedding-weights-in-fp32",
+    ),
+    _refused(
+        "leave it out: only decoders train here; --num-layers and --seq-length are theirs",
+        "--encoder-num-layers",
+        "--decoder-num-layers",
+        "--encoder-seq-length",
+        "--decoder-seq-length",
+        "--bert-no-binary-head",
+        "--mask-prob",
+        "--short-seq-prob",
+        "--mask-type",
+        "--mask-factor",
+    ),
+    _refused(
+        "leave it out: this kind of expert layer is not trained here",
+        "--num-experts-switch",
+        "--mlp-type",
+        "--expert-interval",
+        "--topk",
+        "--moe-loss-coeff",
+        "--moe-train-capacity-factor",
+        "--moe-eval-capacity-factor",
+        "--moe-min-capacity",
+        "--disable-moe-token-dropping",
+        "--disable-moe-top2-2nd-expert-sampling",
+        "--create-moe-param-group",
+        "--enable-expert-tensor-parallelism",
+        "--use-tutel",
+    ),
+    _refused(
+        "leave it out: distillation is not trained here",
+        "--kd",
+        "--mos",
+        "--kd-alpha-ce",
+        "--kd-beta-ce",
+        "--kd-temp",
+        "--load-teacher",
+        "--num-layers-teacher",
+        "--hidden-size-teacher",
+        "--num-attention-heads-teacher",
+        "--num-experts-teacher",
+        "--reset-iteration",
+    ),
+    _refused(
+        "leave it out: retrieval models are not trained here",
+        *(
+            f"--retro-{name}"
+            for name in (
+                "add-retriever",
+                "cyclic-train-iters",
+                "encoder-attention-dropout",
+                "encoder-hidden-dropout",
+                "encoder-layers",
+                "num-neighbors",
+                "num-retrieved-chunks",
+                "return-doc-ids",
+                "workdir",
+            )
+        ),
+        *(
+            f"--{name}"
+            for name in (
+                "ict-head-size",
+                "ict-load",
+                "biencoder-projection-dim",
+                "biencoder-shared-query-context-model",
+                "bert-load",
+                "bert-embedder-type",
+                "output-bert-embeddings",
+                "titles-data-path",
+                "query-in-block-prob",
+                "use-one-sent-docs",
+                "evidence-data-path",
+                "retriever-report-topk-accuracies",
+                "retriever-score-scaling",
+                "retriever-seq-length",
+                "block-data-path",
+                "embedding-path",
+                "indexer-batch-size",
+                "indexer-log-interval",
+            )
+        ),
+    ),
+    _refused(
+        "leave it out: vision models are not trained here",
+        *(
+            f"--{name}"
+            for name in (
+                "num-classes",
+                "img-h",
+                "img-w",
+                "num-channels",
+                "patch-dim",
+                "classes-fraction",
+                "data-per-class-fraction",
+                "iter-per-epoch",
+                "vision-pretraining",
+                "vision-pretraining-type",
+                "vision-backbone-type",
+                "swin-backbone-type",
+                "dino-bottleneck-size",
+                "dino-freeze-last-layer",
+                "dino-head-hidden-size",
+                "dino-local-crops-number",
+                "dino-local-img-size",
+                "dino-norm-last-layer",
+                "dino-teacher-temp",
+                "dino-warmup-teacher-temp",
+                "dino-warmup-teacher-temp-epochs",
+            )
+        ),
+    ),
+)
+
+_DATA: tuple[OldFlag, ...] = (
+    _refused(
+        "--data.curriculum-start-length, --data.curriculum-steps grow the samples; other measures "
+        "of difficulty are not used here",
+        "--data-efficiency-curriculum-learning",
+        "--train-idx-path",
+        "--train-desc-path",
+        "--train-doc-idx-path",
+        "--train-sample-idx-path",
+        "--train-shuffle-idx-path",
+        "--train-data-exact-num-epochs",
+        "--random-ltd",
+    ),
+    _refused(
+        "leave it out: `mds-data split` and --data.weights choose parts of the data",
+        "--sample-rate",
+        "--use-dataset-only",
+        "--aml-data-download-path",
+    ),
+    Ignored(
+        names=("--return-data-index",),
+        reason="every sample's number is known: it is its place in the run",
+    ),
+    Ignored(
+        names=("--no-data-sharding", "--repeated-dataloader"),
+        reason="samples are read in one computed order",
+    ),
+    _refused("leave it out: no code from a tokenizer's folder is ever run", "--trust-remote-code"),
+)
+
+_PRECISION: tuple[OldFlag, ...] = (
+    Ignored(names=("--fp16-lm-cross-entropy",), reason="the loss is always computed in fp32"),
+    _refused(
+        "use --bf16: 8-bit matrix products are not used here",
+        "--fp8-e4m3",
+        "--fp8-hybrid",
+        "--fp8-margin",
+        "--fp8-interval",
+        "--fp8-amax-history-len",
+        "--fp8-amax-compute-algo",
+        "--no-fp8-wgrad",
+    ),
+    Only(
+        names=("--transformer-impl",),
+        allowed=("local",),
+        instead="leave it out: kernels are chosen by device, `mds-kernels doctor` shows which",
+    ),
+    Ignored(
+        names=(
+            "--no-persist-layer-norm",
+            "--disable-mem-efficient-ln",
+            "--use-flash-attn-v1",
+            "--use-flash-attn-triton",
+            "--use-flash-attn-builder",
+        ),
+        reason="kernels are chosen by device; `mds-kernels doctor` shows which and why",
+    ),
+)
+
+_PARALLEL: tuple[OldFlag, ...] = (
+    Ignored(
+        names=(
+            "--no-contiguous-buffers-in-local-ddp",
+            "--no-scatter-gather-tensors-in-pipeline",
+            "--overlap-p2p-communication",
+            "--use-ring-exchange-p2p",
+            "--use-pin-memory",
+        ),
+        reason="the engine chooses how it communicates, which changes no result",
+    ),
+    _refused(
+        "leave it out: layers are shared out over the stages by the pipeline",
+        "--pipeline-model-parallel-split-rank",
+        "--standalone-embedding-stage",
+    ),
+    _refused(
+        "leave it out: initial weights are the same whatever the layout is",
+        "--data-parallel-random-init",
+    ),
+    _refused(
+        "--parallel.zero-stage 3 cuts the weights over the ranks",
+        "--remote-device",
+        "--memory-centric-tiled-linear",
+        "--tile-factor",
+        "--scattered-embeddings",
+        "--split-transformers",
+    ),
+    _refused(
+        "--ds-sequence-parallel-size shares a sequence between ranks; chunks of it are not "
+        "offloaded here",
+        "--force-ds-sequence-parallel",
+        "--ds-sequence-parallel-fpdt",
+        "--ds-sequence-parallel-fpdt-chunk-size",
+        "--ds-sequence-parallel-fpdt-offloading",
+    ),
+)
+
+_TASKS: tuple[OldFlag, ...] = (
+    _refused(
+        "leave it out: `mds-train resume RUN_DIR` goes on, and a supervisor of yours may call it",
+        "--adlr-autoresume",
+        "--adlr-autoresume-interval",
+    ),
+    _refused(
+        "leave it out: `mds-train generate` answers prompts",
+        "--inference",
+        "--ds-inference",
+        "--inference-batch-times-seqlen-threshold",
+        "--max-tokens-to-oom",
+        "--onnx-safe",
+    ),
+    _refused(
+        "leave it out: tasks are no part of a run; `mds-ckpt convert --to hf` makes a folder for "
+        "evaluation and fine-tuning tools",
+        "--task",
+        "--epochs",
+        "--pretrained-checkpoint",
+        "--keep-last",
+        "--train-data",
+        "--valid-data",
+        "--overlapping-eval",
+        "--strict-lambada",
+    ),
+)
+
+SPECIALTIES: tuple[OldFlag, ...] = (*_MODELS, *_DATA, *_PRECISION, *_PARALLEL, *_TASKS)
+"""The flags of this page."""

@@ -1,0 +1,1 @@
+"""What a step trains on: stores and their blends, how many samples, how long they are."""
