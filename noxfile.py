@@ -287,6 +287,18 @@ def minimums(session: nox.Session, package: str) -> None:
 
 
 @nox.session(default=False)
+def triton(session: nox.Session) -> None:
+    """Triton's kernels without a GPU: interpreted against float64, compiled for three GPUs."""
+    if sys.platform != "linux":
+        session.skip("triton has wheels for Linux only")
+    tests = ROOT / "packages" / "mds-kernels" / "tests" / "triton_kernels"
+    install_wheels(session, ["mds-kernels"], *test_tools("mds-kernels"), "triton", "numpy")
+    # Triton must be told before it is imported; the compiling test takes the variable away again.
+    session.env["TRITON_INTERPRET"] = "1"
+    run_tests(session, tests, *session.posargs)
+
+
+@nox.session(default=False)
 def audit(session: nox.Session) -> None:
     """Known vulnerabilities (needs the network), licences, and calls that hide danger."""
     install_wheels(session, PACKAGES, "pip-audit", "pip-licenses")

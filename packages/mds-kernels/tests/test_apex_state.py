@@ -85,7 +85,7 @@ def test_some_compiled_parts_are_partial_and_the_others_named(site):
 
     assert report.state == "partial"
     assert "fused_layer_norm_cuda, fused_weight_gradient_mlp_cuda" in report.reason
-    assert norm.why_not("cuda") == report.reason
+    assert norm.why_not("cuda", {}) == report.reason
 
 
 def test_parts_for_another_torch_are_broken_and_the_error_shown(site):
@@ -102,7 +102,7 @@ def test_a_whole_apex_is_ok(site):
     install(site, *EXTENSIONS)
 
     assert inspect_apex().state == "ok"
-    assert norm.why_not("cuda") is None
+    assert norm.why_not("cuda", {}) is None
     assert "apex" not in sys.modules
     # It runs on CUDA only, and behind torch's own there.
     assert why("layer_norm", device="cuda").backend == "torch"

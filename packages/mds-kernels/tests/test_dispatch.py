@@ -36,13 +36,13 @@ def test_an_argument_that_cannot_be_met_raises_with_the_reason():
 
 def test_an_argument_for_a_backend_the_op_lacks_raises():
     with pytest.raises(BackendError, match="which this op does not have; it has torch"):
-        why("swiglu", backend="apex")
+        why("bias_gelu", backend="apex")
 
 
 def test_a_wish_for_all_ops_passes_over_those_without_that_backend(monkeypatch):
     monkeypatch.setenv("MDS_KERNELS", "apex")
 
-    choice = why("swiglu")
+    choice = why("bias_gelu")
 
     assert choice.backend == "torch"
     assert choice.reason == "MDS_KERNELS asks for apex, not had; the only one"
@@ -63,10 +63,10 @@ def test_argument_beats_context_beats_environment(monkeypatch):
 
 
 def test_a_context_ends():
-    with use_backend("torch", op="rope"):
+    with use_backend("torch", op="bias_gelu"):
         pass
 
-    assert why("rope").reason == "the only one"
+    assert why("bias_gelu").reason == "the only one"
 
 
 @pytest.mark.parametrize("variable", ["MDS_KERNELS", "MDS_KERNELS_ROPE"])
@@ -111,18 +111,18 @@ def test_inside_a_compiled_graph_auto_takes_plain_torch_for_what_the_compiler_fu
 
 
 def test_what_runs_on_request_only_is_passed_over(monkeypatch):
-    other = replace(OPS["rope"][0], backend="cpu", automatic=False)
+    other = replace(OPS["rope"][-1], backend="cpu", automatic_on=frozenset())
     monkeypatch.setattr(dispatch, "OPS", {**OPS, "rope": (other, *OPS["rope"])})
     dispatch._choose.cache_clear()
 
-    assert why("rope").others == (("cpu", "usable, on request only"),)
+    assert ("cpu", "usable, on request only") in why("rope").others
     assert why("rope", backend="cpu").backend == "cpu"
     dispatch._choose.cache_clear()
 
 
 def compare_on_real_ranks(odd_rank):
     if dist.get_rank() == odd_rank:
-        other = replace(OPS["rope"][0], backend="cpu")
+        other = replace(OPS["rope"][-1], backend="cpu")
         dispatch.OPS = {**OPS, "rope": (other,)}
     try:
         check_ranks_agree(device="cpu", dtype=torch.float32, group=dist.group.WORLD)

@@ -7,6 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mds_kernels import cross_entropy, linear_cross_entropy
 from mds_kernels.backends.torch import linear_cross_entropy as backend
+from mds_kernels.backends.torch import vocabulary_softmax
 from mds_kernels.ops.linear_cross_entropy import linear_cross_entropy_reference
 from mds_kernels.testing import TOLERANCES, relative_error, run_ranks
 
@@ -221,7 +222,9 @@ def test_a_backward_pass_split_in_two_does_each_half_alone(monkeypatch):
 
 def test_without_gradients_no_gradient_work_is_done(monkeypatch):
     hidden, weight, labels, _ = make()
-    monkeypatch.setattr(backend, "gradient_of_logits", lambda *_, **__: pytest.fail("worked"))
+    monkeypatch.setattr(
+        vocabulary_softmax, "gradient_of_logits", lambda *_, **__: pytest.fail("worked")
+    )
 
     with torch.no_grad():
         loss = linear_cross_entropy(hidden, weight, labels).loss_sum
@@ -258,13 +261,13 @@ def test_float16_gradients_carry_the_loss_scale_before_they_are_rounded():
 def test_the_logits_never_exist_as_a_whole(monkeypatch, recompute):
     hidden, weight, labels, _ = make(tokens=200)
     seen = []
-    truth = backend.gradient_of_logits
+    truth = vocabulary_softmax.gradient_of_logits
 
     def spy(exponentials, *others, **named):
         seen.append(exponentials.shape)
         return truth(exponentials, *others, **named)
 
-    monkeypatch.setattr(backend, "gradient_of_logits", spy)
+    monkeypatch.setattr(vocabulary_softmax, "gradient_of_logits", spy)
 
     gradients(linear_cross_entropy(hidden, weight, labels, recompute=recompute)[0], hidden)
 
@@ -307,7 +310,7 @@ def test_the_graph_ops_pass_torchs_own_check():
     hidden, weight, labels, loss_weights = (x.detach() for x in make())
     packed = [0, VOCABULARY, -100, 10], [0.1, 1e-3], ""
     ops = torch.ops.mds_kernels
-    forward = (hidden, weight, labels, loss_weights, True, True, *packed)
+    forward = (hidden, weight, labels, loss_weights, True, True, *packed, "torch")
     _, losses, statistics, _, _ = ops.linear_cross_entropy_forward(*forward)
 
     def check(op, arguments):
@@ -316,10 +319,12 @@ def test_the_graph_ops_pass_torchs_own_check():
     check(ops.linear_cross_entropy_forward, forward)
     check(
         ops.linear_cross_entropy_backward,
-        (losses.sum(), *forward[:4], statistics, True, False, *packed),
+        (losses.sum(), *forward[:4], statistics, True, False, *packed, "torch"),
     )
-    check(ops.cross_entropy_forward, (hidden @ weight.T, labels, *packed))
-    check(ops.cross_entropy_backward, (losses, hidden @ weight.T, labels, statistics, *packed))
+    check(ops.torch_cross_entropy_forward, (hidden @ weight.T, labels, *packed))
+    check(
+        ops.torch_cross_entropy_backward, (losses, hidden @ weight.T, labels, statistics, *packed)
+    )
 
 
 def test_under_autocast_it_takes_part_as_a_matrix_product():

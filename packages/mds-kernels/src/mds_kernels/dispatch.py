@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mds_kernels.preference import BackendError, Preference, preference
+from mds_kernels.preference import BackendError, Preference, environment, preference
 from mds_kernels.registry import FUSED_BY_COMPILER, OPS, Implementation
 
 __all__ = ["BackendError", "Choice", "check_ranks_agree", "implementation", "why"]
@@ -99,7 +99,7 @@ def why(
     name = _name(dtype)
     chosen = _choose(op, device, name, wish, compiling=compiling)
     others = tuple(
-        (one.backend, _why_not(one, device, name) or _why_behind(one, chosen))
+        (one.backend, _why_not(one, device, name) or _why_behind(one, chosen, device))
         for one in OPS[op]
         if one is not chosen
     )
@@ -147,7 +147,7 @@ def _choose(
         )
     if compiling and op in FUSED_BY_COMPILER:
         return next(one for one in candidates if one.backend == "torch")
-    automatic = (one for one in candidates if one.automatic)
+    automatic = (one for one in candidates if _automatic(one, device))
     return next(one for one in automatic if _why_not(one, device, dtype) is None)
 
 
@@ -164,12 +164,16 @@ def _why_not(one: Implementation, device: str, dtype: str) -> str | None:
 def _probe(one: Implementation, device: str) -> str | None:
     if one.probe is None:
         return None
-    reason: str | None = _load(one.probe)(device)
+    reason: str | None = _load(one.probe)(device, environment())
     return reason
 
 
-def _why_behind(one: Implementation, chosen: Implementation) -> str:
-    if not one.automatic:
+def _automatic(one: Implementation, device: str) -> bool:
+    return one.automatic_on is None or device in one.automatic_on
+
+
+def _why_behind(one: Implementation, chosen: Implementation, device: str) -> str:
+    if not _automatic(one, device):
         return "usable, on request only"
     return f"usable, but {chosen.backend} comes first"
 

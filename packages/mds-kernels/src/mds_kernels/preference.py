@@ -1,6 +1,7 @@
 """Which backend the user asked for: by argument, by context manager or by environment variable.
 
-This is the one place of the package that reads ``MDS_KERNELS`` and ``MDS_KERNELS_<OP>``.
+This is the one place of the package that reads ``MDS_KERNELS`` and ``MDS_KERNELS_<OP>``, and that
+hands the environment to those who look for compilers and caches in it.
 """
 
 import contextlib
@@ -12,7 +13,14 @@ from types import MappingProxyType
 
 from mds_kernels.registry import BACKENDS, OPS
 
-__all__ = ["BackendError", "Preference", "preference", "unknown_variables", "use_backend"]
+__all__ = [
+    "BackendError",
+    "Preference",
+    "environment",
+    "preference",
+    "unknown_variables",
+    "use_backend",
+]
 
 _VARIABLE = "MDS_KERNELS"
 _EVERY_OP = ""
@@ -73,6 +81,11 @@ def preference(op: str, *, argument: str | None = None) -> Preference:
             _check_name(backend, origin=origin)
             return Preference(backend, origin, for_this_op)
     return Preference("auto", "default", for_this_op=False)
+
+
+def environment() -> Mapping[str, str]:
+    """Return the variables of this process."""
+    return os.environ
 
 
 def unknown_variables() -> list[str]:

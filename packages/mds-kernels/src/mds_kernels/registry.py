@@ -1,6 +1,6 @@
 """Which backends each op has, in the order in which ``auto`` tries them; only what exists."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -19,9 +19,10 @@ class Implementation:
     dtypes: frozenset[str] | None = None
     """Names of the dtypes it takes; None is every floating one."""
     probe: str | None = None
-    """``module:function`` that takes a device type and returns why it can't run there, or None."""
-    automatic: bool = True
-    """Whether ``auto`` may take it; without, it runs on request only."""
+    """``module:function`` that takes a device type and the environment, and returns why it can't
+    run there, or None."""
+    automatic_on: frozenset[str] | None = None
+    """Device types on which ``auto`` may take it; None is every one, elsewhere on request only."""
 
 
 _LOW_AND_SINGLE = frozenset({"float32", "float16", "bfloat16"})
@@ -38,7 +39,17 @@ def _apex(target: str) -> Implementation:
         devices=frozenset({"cuda"}),
         dtypes=_LOW_AND_SINGLE,
         probe=f"mds_kernels.backends.apex.{target.partition(':')[0]}:why_not",
-        automatic=False,
+        automatic_on=frozenset(),
+    )
+
+
+def _triton(target: str) -> Implementation:
+    return Implementation(
+        backend="triton",
+        target=f"mds_kernels.backends.triton.{target}",
+        dtypes=_LOW_AND_SINGLE,
+        probe="mds_kernels.backends.triton.availability:why_not",
+        automatic_on=frozenset({"cuda"}),  # elsewhere it is interpreted
     )
 
 
@@ -49,31 +60,36 @@ def _flash(target: str) -> Implementation:
         devices=frozenset({"cuda"}),
         dtypes=frozenset({"float16", "bfloat16"}),
         probe="mds_kernels.backends.flash.attention:why_not",
-        automatic=False,
+        automatic_on=frozenset(),
     )
+
+
+def _each(target: str, *makers: Callable[[str], Implementation]) -> tuple[Implementation, ...]:
+    """Return an op that lies in the same place in several backends."""
+    return tuple(make(target) for make in makers)
 
 
 OPS: Mapping[str, tuple[Implementation, ...]] = MappingProxyType(
     {
-        "linear_cross_entropy": (_torch("linear_cross_entropy:linear_cross_entropy"),),
-        "cross_entropy": (_torch("cross_entropy:cross_entropy"),),
+        "linear_cross_entropy": _each("linear_cross_entropy:linear_cross_entropy", _triton, _torch),
+        "cross_entropy": _each("cross_entropy:cross_entropy", _triton, _torch),
         # torch's own norms are fused on CUDA, so NVIDIA apex is used on request only.
-        "layer_norm": (_torch("norm:layer_norm"), _apex("norm:layer_norm")),
-        "rms_norm": (_torch("norm:rms_norm"), _apex("norm:rms_norm")),
-        "add_layer_norm": (_torch("norm:add_layer_norm"),),
-        "add_rms_norm": (_torch("norm:add_rms_norm"),),
-        "swiglu": (_torch("glu:swiglu"),),
-        "geglu": (_torch("glu:geglu"),),
-        "rope": (_torch("rope:rope"),),
-        "scaled_masked_softmax": (_torch("softmax:scaled_masked_softmax"),),
-        "bias_gelu": (_torch("bias:bias_gelu"),),
-        "bias_dropout_add": (_torch("bias:bias_dropout_add"),),
-        "moe_permute": (_torch("permutation:moe_permute"),),
-        "moe_unpermute": (_torch("permutation:moe_unpermute"),),
-        "wgrad_accumulate": (_torch("wgrad:wgrad_accumulate"),),
+        "layer_norm": _each("norm:layer_norm", _torch, _apex),
+        "rms_norm": _each("norm:rms_norm", _torch, _apex),
+        "add_layer_norm": _each("norm:add_layer_norm", _triton, _torch),
+        "add_rms_norm": _each("norm:add_rms_norm", _triton, _torch),
+        "swiglu": _each("glu:swiglu", _triton, _torch),
+        "geglu": _each("glu:geglu", _triton, _torch),
+        "rope": _each("rope:rope", _triton, _torch),
+        "scaled_masked_softmax": _each("softmax:scaled_masked_softmax", _triton, _torch),
+        "bias_gelu": _each("bias:bias_gelu", _torch),
+        "bias_dropout_add": _each("bias:bias_dropout_add", _torch),
+        "moe_permute": _each("permutation:moe_permute", _triton, _torch),
+        "moe_unpermute": _each("permutation:moe_unpermute", _triton, _torch),
+        "wgrad_accumulate": _each("wgrad:wgrad_accumulate", _torch),
         # torch's attention has flash kernels of its own; a newer flash-attn is used on request.
-        "attention": (_torch("attention:attention"), _flash("attention:attention")),
-        "adamw": (_torch("adamw:adamw"), _apex("adamw:adamw")),
+        "attention": _each("attention:attention", _torch, _flash),
+        "adamw": _each("adamw:adamw", _torch, _apex),
     }
 )
 """Every op by name, with its implementations in order of preference."""

@@ -1,6 +1,6 @@
 """AdamW of NVIDIA apex: one launch for all parameters."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 
 from torch import Tensor
@@ -11,7 +11,7 @@ from mds_kernels.apex_state import why_not_apex
 _EXTENSION = "amp_C"
 
 
-def why_not(_device: str) -> str | None:
+def why_not(_device: str, _environment: Mapping[str, str]) -> str | None:
     """Return why apex's optimizers can't be used on this machine, or None."""
     return why_not_apex(_EXTENSION)
 

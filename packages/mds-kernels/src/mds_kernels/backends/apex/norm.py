@@ -1,5 +1,6 @@
 """The norms of NVIDIA apex."""
 
+from collections.abc import Mapping
 from importlib import import_module
 
 from torch import Tensor
@@ -9,7 +10,7 @@ from mds_kernels.apex_state import why_not_apex
 _EXTENSION = "fused_layer_norm_cuda"
 
 
-def why_not(_device: str) -> str | None:
+def why_not(_device: str, _environment: Mapping[str, str]) -> str | None:
     """Return why the norms of this machine's apex can't be used, or None."""
     return why_not_apex(_EXTENSION)
 

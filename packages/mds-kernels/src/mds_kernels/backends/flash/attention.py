@@ -1,12 +1,13 @@
 """Attention by flash-attn, where it is installed: CUDA, 16 bits, no mask but the causal one."""
 
 import importlib.util
+from collections.abc import Mapping
 from importlib import import_module
 
 from torch import Tensor
 
 
-def why_not(_device: str) -> str | None:
+def why_not(_device: str, _environment: Mapping[str, str]) -> str | None:
     """Return why flash-attn can't be used on this machine, or None."""
     if importlib.util.find_spec("flash_attn") is None:
         return "no flash-attn is installed"

@@ -3,13 +3,13 @@
 Letters: n tokens, v vocabulary, t tensor-parallel size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from mds_kernels.backends.torch.graph_op import Packed, graph_op, pack, unpack
+from mds_kernels.backends.torch.graph_op import Packed, graph_op, ops_of, pack, unpack
 from mds_kernels.backends.torch.vocabulary_softmax import (
     accumulation_dtype,
     check_labels,
@@ -22,26 +22,29 @@ from mds_kernels.backends.torch.vocabulary_softmax import (
 from mds_kernels.objective import Objective
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, *, objective: Objective) -> Tensor:
+def cross_entropy(
+    logits: Tensor, labels: Tensor, *, objective: Objective, kernels: str = "torch"
+) -> Tensor:
     """Return [n] losses of logits [n, v / t]."""
-    return cast("Tensor", _CrossEntropy.apply(logits, labels, pack(objective)))  # type: ignore[no-untyped-call]
+    return cast("Tensor", _CrossEntropy.apply(logits, labels, pack(objective), kernels))  # type: ignore[no-untyped-call]
 
 
 class _CrossEntropy(torch.autograd.Function):
     """The backward pass needs the logits and two numbers a token, no second copy of the logits."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, packed: Packed) -> Tensor:
-        losses, statistics = _forward(logits, labels, *packed)
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, packed: Packed, kernels: str) -> Tensor:
+        forward = ops_of(kernels, "cross_entropy_forward")
+        losses, statistics = forward(logits, labels, *packed)
         ctx.save_for_backward(logits, labels, statistics)
-        ctx.packed = packed
+        ctx.packed, ctx.kernels = packed, kernels
         return cast("Tensor", losses)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_losses: Tensor) -> tuple[Tensor, None, None]:
-        logits, labels, statistics = ctx.saved_tensors
-        return _backward(grad_losses, logits, labels, statistics, *ctx.packed), None, None
+    def backward(ctx: Any, grad_losses: Tensor) -> tuple[Tensor | None, ...]:
+        backward = ops_of(ctx.kernels, "cross_entropy_backward")
+        return backward(grad_losses, *ctx.saved_tensors, *ctx.packed), None, None, None
 
 
 def _fake_forward(logits: Tensor, labels: Tensor, *packed: object) -> tuple[Tensor, Tensor]:
@@ -49,7 +52,18 @@ def _fake_forward(logits: Tensor, labels: Tensor, *packed: object) -> tuple[Tens
     return losses, losses.new_empty(2, logits.shape[0])
 
 
-@graph_op("cross_entropy_forward", fake=_fake_forward)
+def _fake_backward(grad_losses: Tensor, logits: Tensor, *others: object) -> Tensor:
+    return torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+
+
+FAKES: dict[str, Callable[..., Any]] = {
+    "cross_entropy_forward": _fake_forward,
+    "cross_entropy_backward": _fake_backward,
+}
+"""Shapes of the results of each pass, for every backend."""
+
+
+@graph_op("torch_cross_entropy_forward", fake=_fake_forward)
 def _forward(
     logits: Tensor,
     labels: Tensor,
@@ -72,11 +86,7 @@ def _forward(
     return losses, statistics
 
 
-def _fake_backward(grad_losses: Tensor, logits: Tensor, *others: object) -> Tensor:
-    return torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-
-
-@graph_op("cross_entropy_backward", fake=_fake_backward)
+@graph_op("torch_cross_entropy_backward", fake=_fake_backward)
 def _backward(
     grad_losses: Tensor,
     logits: Tensor,

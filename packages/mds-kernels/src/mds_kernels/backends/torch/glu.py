@@ -49,7 +49,7 @@ class _Gated(torch.autograd.Function):
         grad_gate.copy_(_activation_gradient(gradient * up, gate, ctx.activation))
         grad_bias = None
         if bias is not None and ctx.needs_input_grad[1]:
-            grad_bias = _sum_rows(grad_x, bias)
+            grad_bias = sum_rows(grad_x, bias)
         return grad_x, grad_bias, None
 
 
@@ -63,6 +63,6 @@ def _activation_gradient(gradient: Tensor, gate: Tensor, activation: str) -> Ten
     return cast("Tensor", aten.gelu_backward(gradient, gate, approximate=activation))
 
 
-def _sum_rows(gradient: Tensor, like: Tensor) -> Tensor:
+def sum_rows(gradient: Tensor, like: Tensor) -> Tensor:
     """Return [2 f] the sum over all other dimensions; torch accumulates 16-bit sums in fp32."""
     return gradient.reshape(-1, like.shape[0]).sum(dim=0).to(like.dtype)

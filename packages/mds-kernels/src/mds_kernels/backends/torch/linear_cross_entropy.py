@@ -9,19 +9,17 @@ r true vocabulary rows of this rank.
 """
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mds_kernels.backends.torch.graph_op import Packed, graph_op, pack, unpack
+from mds_kernels.backends.torch.graph_op import graph_op, pack, unpack
 from mds_kernels.backends.torch.vocabulary_softmax import (
     accumulation_dtype,
     check_labels,
     default_chunk,
-    exponentials,
-    gradient_of_logits,
-    normalise,
     power_of_two_below,
     token_weights,
 )
@@ -37,14 +35,20 @@ def linear_cross_entropy(
     *,
     objective: Objective,
     recompute: bool,
+    arithmetic: str = "torch",
 ) -> tuple[Tensor, Tensor]:
     """Return the weighted sum of the losses, and [n] the losses, detached."""
     training = torch.is_grad_enabled()
     wanted = (training and hidden.requires_grad, training and weight.requires_grad)
-    packed = pack(objective)
+    packed = *pack(objective), arithmetic
     function = _Recomputing if recompute and any(wanted) else _GradientsInForward
     loss_sum, losses = function.apply(hidden, weight, labels, loss_weights, packed, wanted)  # type: ignore[no-untyped-call]
     return loss_sum, losses
+
+
+def _arithmetic(name: str) -> Any:
+    """Return the module that works a chunk of logits in a backend."""
+    return import_module(f"mds_kernels.backends.{name}.vocabulary_softmax")
 
 
 _NEITHER = (False, False)
@@ -58,7 +62,7 @@ class _GradientsInForward(torch.autograd.Function):
         weight: Tensor,
         labels: Tensor,
         loss_weights: Tensor | None,
-        packed: Packed,
+        packed: tuple[Any, ...],
         wanted: tuple[bool, bool],
     ) -> tuple[Tensor, Tensor]:
         loss_sum, losses, _, grad_hidden, grad_weight = _forward(
@@ -90,7 +94,7 @@ class _Recomputing(torch.autograd.Function):
         weight: Tensor,
         labels: Tensor,
         loss_weights: Tensor | None,
-        packed: Packed,
+        packed: tuple[Any, ...],
         wanted: tuple[bool, bool],
     ) -> tuple[Tensor, Tensor]:
         loss_sum, losses, statistics, _, _ = _forward(
@@ -188,8 +192,9 @@ def _forward(
     whole: Sequence[int],
     real: Sequence[float],
     group_name: str,
+    arithmetic: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    objective = unpack(whole, real, group_name)
+    objective, softmax = unpack(whole, real, group_name), _arithmetic(arithmetic)
     check_labels(labels, objective)
     rows = objective.true_rows(weight.shape[0])
     losses = hidden.new_empty(hidden.shape[0], dtype=accumulation_dtype(hidden.dtype))
@@ -198,12 +203,12 @@ def _forward(
     gradients = _Gradients(hidden, weight, rows=rows, wanted=(want_hidden, want_weight))
 
     def run(tokens: slice) -> None:  # a function, so that a chunk is freed before the next
-        logits = (hidden[tokens] @ weight[:rows].T).to(losses.dtype)
-        normalised = normalise(logits, labels[tokens], objective)
+        logits = softmax.working_copy(hidden[tokens] @ weight[:rows].T, losses.dtype)
+        normalised = softmax.normalise(logits, labels[tokens], objective)
         losses[tokens] = normalised.losses
         statistics[:, tokens] = normalised.statistics
         if want_hidden or want_weight:
-            gradient = gradient_of_logits(
+            gradient = softmax.gradient_of_logits(
                 normalised.exponentials,
                 labels[tokens],
                 objective,
@@ -244,17 +249,18 @@ def _backward(
     whole: Sequence[int],
     real: Sequence[float],
     group_name: str,
+    arithmetic: str,
 ) -> tuple[Tensor, Tensor]:
-    objective = unpack(whole, real, group_name)
+    objective, softmax = unpack(whole, real, group_name), _arithmetic(arithmetic)
     rows = objective.true_rows(weight.shape[0])
     # The incoming gradient carries the loss scale of fp16, so it comes in before any rounding.
     weights = token_weights(labels, loss_weights, objective, like=statistics) * grad_loss
     gradients = _Gradients(hidden, weight, rows=rows, wanted=(want_hidden, want_weight))
 
     def run(tokens: slice) -> None:
-        logits = (hidden[tokens] @ weight[:rows].T).to(statistics.dtype)
-        gradient = gradient_of_logits(
-            exponentials(logits, statistics[:, tokens]),
+        logits = softmax.working_copy(hidden[tokens] @ weight[:rows].T, statistics.dtype)
+        gradient = softmax.gradient_of_logits(
+            softmax.exponentials(logits, statistics[:, tokens]),
             labels[tokens],
             objective,
             statistics=statistics[:, tokens],

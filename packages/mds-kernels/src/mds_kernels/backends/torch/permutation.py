@@ -6,6 +6,7 @@ backends have too, and the autograd functions here serve them all.
 Letters: n tokens, k experts a token, h hidden, e experts.
 """
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -113,7 +114,11 @@ def _fake_dot(gradient: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
     return gradient.new_empty(positions.shape, dtype=_wide(gradient))
 
 
-FAKES = {"spread": _fake_spread, "gather": _fake_gather, "dot": _fake_dot}
+FAKES: dict[str, Callable[..., Any]] = {
+    "spread": _fake_spread,
+    "gather": _fake_gather,
+    "dot": _fake_dot,
+}
 """Shapes of the results of each pass, for every backend."""
 
 

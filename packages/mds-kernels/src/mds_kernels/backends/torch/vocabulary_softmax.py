@@ -28,6 +28,11 @@ class Normalised:
     """[c] not weighted, zero where ignored."""
 
 
+def working_copy(logits: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the logits in which the chunk is worked, in place."""
+    return logits.to(dtype)
+
+
 def normalise(logits: Tensor, labels: Tensor, objective: Objective) -> Normalised:
     """Compute the losses of a chunk and turn its logits into exponentials, in place.
 
@@ -47,7 +52,7 @@ def normalise(logits: Tensor, labels: Tensor, objective: Objective) -> Normalise
     totals = torch.stack([logits.exp_().sum(dim=1), *parts])
     if objective.group is not None:
         dist.all_reduce(totals, group=objective.group)
-    losses = _mark(_losses(totals, maxima, objective), labels, objective)
+    losses = losses_of(totals, maxima, labels, objective)
     return Normalised(logits, torch.stack([maxima, totals[0]]), losses)
 
 
@@ -79,19 +84,36 @@ def gradient_of_logits(
         statistics: [2, c].
         weights: [c], zero where ignored.
     """
+    factor, share, push = weights_of_parts(weights, statistics, objective)
+    gradient = exponentials.mul_(factor[:, None])
+    if objective.label_smoothing:
+        gradient.sub_(share[:, None])
+    if gradient.shape[1]:
+        columns, here = _columns(labels, gradient.shape[1], objective)
+        gradient.scatter_add_(1, columns[:, None], (push * here)[:, None])
+    return gradient
+
+
+def weights_of_parts(
+    weights: Tensor, statistics: Tensor, objective: Objective
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return [c] what the gradient is made of.
+
+    Args:
+        weights: [c].
+        statistics: [2, c].
+        objective: What was computed.
+
+    Returns:
+        The factor of the exponentials, the share that every row is pushed down, and what the
+        label's row gets on top.
+    """
     maxima, sums = statistics
     factor = weights / sums
     if objective.z_loss:
         factor = factor * (1 + 2 * objective.z_loss * (maxima + sums.log()))
-    gradient = exponentials.mul_(factor[:, None])
-    if objective.label_smoothing:
-        share = objective.label_smoothing / objective.vocab_size
-        gradient.sub_((weights * share)[:, None])
-    if gradient.shape[1]:
-        columns, here = _columns(labels, gradient.shape[1], objective)
-        push = weights * (objective.label_smoothing - 1) * here
-        gradient.scatter_add_(1, columns[:, None], push[:, None])
-    return gradient
+    share = weights * (objective.label_smoothing / objective.vocab_size)
+    return factor, share, weights * (objective.label_smoothing - 1)
 
 
 def token_weights(
@@ -137,8 +159,16 @@ def check_labels(labels: Tensor, objective: Objective) -> None:
         )
 
 
-def _losses(totals: Tensor, maxima: Tensor, objective: Objective) -> Tensor:
-    """Return [c] losses from the sums over the vocabulary."""
+def losses_of(totals: Tensor, maxima: Tensor, labels: Tensor, objective: Objective) -> Tensor:
+    """Return [c] losses from sums over the vocabulary; ignored tokens have none.
+
+    Args:
+        totals: [2 or 3, c] sum of the exponentials, the label's logit and, for label smoothing, the
+            sum of the logits, all relative to the largest.
+        maxima: [c] the largest logit.
+        labels: [c] global ids.
+        objective: What to compute.
+    """
     # Both terms are relative to the largest logit, so the loss stays exact for logits of any size.
     log_sums = totals[0].log()
     losses = log_sums - totals[1]
@@ -147,7 +177,7 @@ def _losses(totals: Tensor, maxima: Tensor, objective: Objective) -> Tensor:
         losses = torch.lerp(losses, uniform, objective.label_smoothing)
     if objective.z_loss:
         losses = losses + objective.z_loss * (log_sums + maxima).square()
-    return losses
+    return _mark(losses, labels, objective)
 
 
 def _mark(losses: Tensor, labels: Tensor, objective: Objective) -> Tensor:
