@@ -1,0 +1,7 @@
+"""Find and replace private data in text: addresses, numbers of persons, keys and passwords."""
+
+from mds_data.privacy.detection import AllowList, find
+from mds_data.privacy.findings import KINDS, Finding, Kind
+from mds_data.privacy.replacement import MODES, Mode, Redactor, redact
+
+__all__ = ["KINDS", "MODES", "AllowList", "Finding", "Kind", "Mode", "Redactor", "find", "redact"]

@@ -1,0 +1,120 @@
+"""E-mail and internet addresses."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+
+from mds_data.privacy.findings import Finding
+
+__all__ = ["find_email", "find_ip"]
+
+_LOCAL = re.compile(r"[\w.!#$%&'*+/=?^`{|}~\-]{1,64}\Z")
+_QUOTED = re.compile(r'"[^"\n\\]{1,62}"\Z')
+_DOMAIN = re.compile(
+    r"(?:[^\W_](?:[\w\-]{0,61}[^\W_])?[.\u3002])+(?:xn--[a-z0-9\-]{2,59}|[^\W\d_]{2,63})(?![\w])",
+    re.IGNORECASE,
+)
+_LEADING = "!#$%&'*+/=?^`{|}~.-_"
+_FILE_SUFFIXES = """
+png jpg jpeg gif svg webp ico bmp css js ts py rb go rs c h cpp html htm json yaml yml xml txt
+md pdf zip gz tar so exe dll
+"""
+_NOT_DOMAINS = frozenset(_FILE_SUFFIXES.split())
+_SERVICE = re.compile(r"(?:git|hg|svn)\Z", re.IGNORECASE)
+
+_V4 = re.compile(
+    r"(?<![\w.])(?:(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)\.){3}(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+    r"(?![\w]|\.\d)"
+)
+_V4_SHAPE = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}")
+_VERSION_BEFORE = re.compile(
+    r"(?:\bv|\bver\.?|versions?|release[ds]?|revision|rev\.?|build|section|sect\.?|sec\.?|§|chapter"
+    r"|firmware|driver|(?:upgraded?|updated?|patch(?:ed)?|bump(?:ed)?)[^\n]{0,12} to|oid|kernel"
+    r"|==|>=|<=|~=|\^)[ \t:=#(]{0,3}\Z",
+    re.IGNORECASE,
+)
+_HEX = "0123456789abcdefABCDEF"
+_V6_COLON = re.compile(r":(?=[0-9A-Fa-f]{1,4}:|:)")
+_HOST_BEFORE = re.compile(
+    r"(?:\bip|addr|host|server|dns|gateway|from|client|://)[^\n]{0,12}\Z", re.I
+)
+_V6_RUN = re.compile(
+    r"(?<![\w:.])[0-9A-Fa-f:]{2,39}(?::(?:\d{1,3}\.){3}\d{1,3})?(?:%\w{1,15})?(?![\w:]|\.\d)"
+)
+
+
+def find_email(text: str) -> Iterator[Finding]:
+    """Addresses with a domain that has a top level, in any script."""
+    position = text.find("@")
+    while position >= 0:
+        domain = _DOMAIN.match(text, position + 1)
+        before = text[max(0, position - 64) : position]
+        local = _LOCAL.search(before) or _QUOTED.search(before)
+        if domain and local:
+            name = local[0] if local[0].startswith('"') else local[0].lstrip(_LEADING)
+            if (
+                name
+                and ".." not in name
+                and _is_mailbox(name, domain[0], after=text[domain.end() :][:2])
+            ):
+                yield Finding(position - len(name), domain.end(), "EMAIL")
+        position = text.find("@", position + 1)
+
+
+def _is_mailbox(name: str, domain: str, *, after: str) -> bool:
+    """Not a repository's address, a picture for dense screens or a package's version."""
+    if after[:1] == ":" and after[1:2].isalnum() and _SERVICE.search(name):
+        return False
+    if name.endswith((".", "/")) or after[:1] == "(":
+        return False
+    return domain.rpartition(".")[2].lower() not in _NOT_DOMAINS or domain.count(".") > 1
+
+
+def find_ip(text: str) -> Iterator[Finding]:
+    """IPv4 and IPv6 addresses that stand for a machine; versions and loopback are none."""
+    for shape in _V4_SHAPE.finditer(text):
+        match = _V4.match(text, shape.start())
+        if match is None or match[0] == "127.0.0.1" or match[0].startswith("0."):
+            continue
+        before = text[max(0, match.start() - 24) : match.start()]
+        is_section = (
+            len(match[0]) == 7 and len(set(match[0])) > 2 and not _HOST_BEFORE.search(before)
+        )
+        if not is_section and not _VERSION_BEFORE.search(before):
+            yield Finding(match.start(), match.end(), "IP")
+    yield from _find_v6(text)
+
+
+def _find_v6(text: str) -> Iterator[Finding]:
+    reached = 0
+    for colon in _V6_COLON.finditer(text):
+        start = colon.start()
+        if start < reached:
+            continue
+        while start and start > colon.start() - 5 and text[start - 1] in _HEX:
+            start -= 1
+        match = _V6_RUN.match(text, start)
+        if match is None:
+            continue
+        reached = match.end()
+        address = match[0].rstrip(":") if not match[0].endswith("::") else match[0]
+        if _is_v6(address):
+            yield Finding(start, start + len(address), "IP")
+
+
+def _is_v6(address: str) -> bool:
+    """A valid address that code (``std::a``), times and hardware addresses are not taken for."""
+    try:
+        ipaddress.IPv6Address(address)
+    except ValueError:
+        return False
+    groups = [group for group in address.partition("%")[0].split(":") if group]
+    if "." in address:
+        return True
+    if "::" not in address:
+        return any(len(group) > 2 for group in groups)
+    return any(character.isdigit() for character in address) and (
+        len(groups) >= 3 or (len(groups) == 2 and len(groups[0]) >= 3)
+    )

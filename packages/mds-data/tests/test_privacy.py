@@ -1,0 +1,251 @@
+"""Private data is found where it is, and nothing else is; what replaces it holds nothing of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mds_data.cli import main
+from mds_data.errors import DataError
+from mds_data.privacy import MODES, AllowList, Redactor, find, redact
+from mds_data.privacy.stream import redact_stream
+
+KEY = b"a key of thirty-two bytes, or so"
+
+# Published examples: registries' documentation, RFC 5737, card networks' test numbers, the issuers'
+# documentation of their keys. Each value stands in the text once.
+FOUND = [
+    ("EMAIL", "write to bob.smith+lists@mail.example.co.uk.", "bob.smith+lists@mail.example.co.uk"),
+    ("EMAIL", "Kontakt: jürgen@müller.de", "jürgen@müller.de"),
+    ("EMAIL", "邮箱 用户@例子.公司,谢谢", "用户@例子.公司"),
+    ("EMAIL", "<info@xn--mller-kva.xn--p1ai>", "info@xn--mller-kva.xn--p1ai"),
+    ("IP", "from 203.0.113.77:443 at", "203.0.113.77"),
+    ("IP", "host 192.168.10.5 answered", "192.168.10.5"),
+    ("IP", "over 2001:db8:85a3::8a2e:370:7334 now", "2001:db8:85a3::8a2e:370:7334"),
+    ("IP", "[fe80::1ff:fe23:4567:890a%eth2]", "fe80::1ff:fe23:4567:890a%eth2"),
+    ("IP", "via ::ffff:192.0.2.128 it", "::ffff:192.0.2.128"),
+    ("CARD", "pay 4111 1111 1111 1111 today", "4111 1111 1111 1111"),
+    ("CARD", "5555-5555-5555-4444", "5555-5555-5555-4444"),
+    ("CARD", "amex 378282246310005.", "378282246310005"),
+    ("CARD", "3782 822463 10005", "3782 822463 10005"),
+    ("CARD", "6011.1111.1111.1117", "6011.1111.1111.1117"),
+    ("CARD", "jcb 3530111333300000", "3530111333300000"),
+    ("IBAN", "IBAN: DE89 3704 0044 0532 0130 00.", "DE89 3704 0044 0532 0130 00"),
+    ("IBAN", "GB29NWBK60161331926819", "GB29NWBK60161331926819"),
+    ("IBAN", "FR14 2004 1010 0505 0001 3M02 606", "FR14 2004 1010 0505 0001 3M02 606"),
+    ("IBAN", "NO93-8601-1117-947", "NO93-8601-1117-947"),
+    ("CRYPTO", "to 1A1zP1eP5QGefi2DMPTfTL5SLmv7DivfNa", "1A1zP1eP5QGefi2DMPTfTL5SLmv7DivfNa"),
+    (
+        "CRYPTO",
+        "bc1qar0srrr7xfkvy5l643lydnw9re59gtzzwf5mdq!",
+        "bc1qar0srrr7xfkvy5l643lydnw9re59gtzzwf5mdq",
+    ),
+    ("NATIONAL_ID", "SSN 078-05-1120", "078-05-1120"),
+    ("NATIONAL_ID", "social security number: 078051120", "078051120"),
+    ("NATIONAL_ID", "身份证 11010519491231002X", "11010519491231002X"),
+    ("NATIONAL_ID", "CPF 529.982.247-25", "529.982.247-25"),
+    ("NATIONAL_ID", "le 2 55 08 14 168 025 38", "2 55 08 14 168 025 38"),
+    ("NATIONAL_ID", "IdNr 86 095 742 719", "86 095 742 719"),
+    ("NATIONAL_ID", "NINO AB 12 34 56 C", "AB 12 34 56 C"),
+    ("NATIONAL_ID", "NHS number 943 476 5919", "943 476 5919"),
+    ("NATIONAL_ID", "DNI 12345678Z", "12345678Z"),
+    ("NATIONAL_ID", "codice fiscale RSSMRA85T10A562S", "RSSMRA85T10A562S"),
+    ("NATIONAL_ID", "PESEL 44051401359", "44051401359"),
+    ("NATIONAL_ID", "S1234567D", "S1234567D"),
+    ("NATIONAL_ID", "A123456789", "A123456789"),
+    ("NATIONAL_ID", "756.9217.0769.85", "756.9217.0769.85"),
+    ("NATIONAL_ID", "131052-308T", "131052-308T"),
+    ("PASSPORT", "passport no. X12345678", "X12345678"),
+    ("PASSPORT", "护照号:E12345678", "E12345678"),
+    ("PHONE", "call (415) 555-2671 or", "(415) 555-2671"),
+    ("PHONE", "415-555-2671", "415-555-2671"),
+    ("PHONE", "ring +44 20 7946 0958", "+44 20 7946 0958"),
+    ("PHONE", "in London 020 7946 0958", "020 7946 0958"),
+    ("PHONE", "07700 900123", "07700 900123"),
+    ("PHONE", "+49 (0)30 1234567", "+49 (0)30 1234567"),
+    ("PHONE", "0171/2345678", "0171/2345678"),
+    ("PHONE", "06.12.34.56.78", "06.12.34.56.78"),
+    ("PHONE", "手机13812345678。", "13812345678"),
+    ("PHONE", "138-1234-5678", "138-1234-5678"),
+    ("PHONE", "tel 5552671 ok", "5552671"),
+    ("SECRET", "key AKIAIOSFODNN7EXAMPLE", "AKIAIOSFODNN7EXAMPLE"),
+    (
+        "SECRET",
+        "ghp_16C7e42F292c6912E7710c838347Ae178B4a",
+        "ghp_16C7e42F292c6912E7710c838347Ae178B4a",
+    ),
+    ("SECRET", "password = 'correct-horse7'", "correct-horse7"),
+    ("SECRET", '"api_key": "zaCELgL0imfnc8mVLWwsAawjYr4Rx"', "zaCELgL0imfnc8mVLWwsAawjYr4Rx"),
+    (
+        "SECRET",
+        "db postgres://admin:s3cr3tPa55@db.example.com:5432/app",
+        "postgres://admin:s3cr3tPa55@db.example.com:5432/app",
+    ),
+    (
+        "SECRET",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U",
+    ),
+    (
+        "SECRET",
+        "-----BEGIN RSA PRIVATE KEY-----\nMIIEow7f\nq9Zx\n-----END RSA PRIVATE KEY-----\nend",
+        "-----BEGIN RSA PRIVATE KEY-----\nMIIEow7f\nq9Zx\n-----END RSA PRIVATE KEY-----",
+    ),
+]
+
+NOT_PRIVATE = [
+    "released as v1.2.3.4, version 10.0.1.2, firmware 4.0.0.1",
+    "commit 3b18e512dba79e4c8300dd08aeb37f8e728b8dad",
+    "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+    "id 550e8400-e29b-41d4-a716-446655440000",
+    "on 2024-01-02 at 12:34:56, 02.01.2024, 1/2/2024, 20240102T123456",
+    "ISBN 978-0-306-40615-7 and ISBN 0-306-40615-2",
+    "doi:10.1000/182 and arXiv:1706.03762",
+    "std::vector<a::b> c::d; ns::dead::beef",
+    "at 48.858222, 2.294500 (48.8582° N)",
+    "@dataclass and foo@2x.png and npm i left-pad@1.3.0",
+    "git clone git@github.com:owner/name.git",
+    "epoch 1700000000, 1700000000000 ms",
+    "pi is 3.14159265358979 and e 2.718281828459045",
+    "0x1234567890abcdef 0b101010101 1_000_000_000",
+    "the key is under the mat; password is required; token: string",
+    "export TOKEN=${TOKEN} password=<your password>",
+    "4111 1111 1111 1112 is no card's number",
+    "DE89 3704 0044 0532 0130 01 has a wrong checksum",
+    "OID 1.3.6.1.4.1.311.21.8 and 1.2.840.113549.1.1.11",
+    "sizes 1024 2048 4096 8192 16384 and 640x480",
+    "::1, ff:ff:ff:ff:ff:ff, 12:34:56",
+    "page 1234-1250, lines 100-200, section 10.2.3.4",
+    "ORDER 000123456789, part 12-3456-789",
+]
+
+
+@pytest.mark.parametrize(("kind", "text", "value"), FOUND)
+def test_finds_the_value_and_its_kind(kind: str, text: str, value: str) -> None:
+    start = text.index(value)
+
+    assert find(text) == [(start, start + len(value), kind)]
+
+
+@pytest.mark.parametrize("text", NOT_PRIVATE)
+def test_leaves_what_only_looks_alike(text: str) -> None:
+    assert [(text[start:end], kind) for start, end, kind in find(text)] == []
+
+
+def test_one_wrong_digit_is_no_card_account_or_identity_number() -> None:
+    for kind, text, value in FOUND:
+        if kind in ("CARD", "IBAN"):
+            place = next(i for i in reversed(range(len(value))) if value[i].isdigit())
+            wrong = f"{value[:place]}{(int(value[place]) + 1) % 10}{value[place + 1 :]}"
+            kinds = {found for _, _, found in find(text.replace(value, wrong))}
+            assert kind not in kinds, wrong
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_redacting_again_changes_nothing(mode: Any) -> None:
+    text = "; ".join(text for _, text, _ in FOUND)
+
+    once = redact(text, mode, key=KEY)
+
+    assert redact(once, mode, key=KEY) == once
+    assert not [value for _, _, value in FOUND if value in once]
+
+
+def test_a_pseudonym_is_one_for_one_value_however_it_is_written() -> None:
+    redactor = Redactor("pseudonym", key=KEY)
+
+    same = {redactor(card) for card in ("4111 1111 1111 1111", "4111111111111111")}
+
+    assert len(same) == 1
+    assert redactor("5555-5555-5555-4444") not in same
+    assert Redactor("pseudonym", key=KEY[::-1])("4111111111111111") not in same
+
+
+def test_a_pseudonym_needs_a_key() -> None:
+    with pytest.raises(DataError, match="openssl rand"):
+        Redactor("pseudonym", key=b"short")
+
+
+def test_allowed_values_stay() -> None:
+    allow = AllowList(["*@example.org", "192.0.2.1"])
+    text = "a@example.org b@example.com 192.0.2.1 192.0.2.2"
+
+    assert redact(text, allow=allow) == "a@example.org <EMAIL> 192.0.2.1 <IP>"
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_pieces_give_what_the_whole_gives(data: st.DataObject) -> None:
+    draw = data.draw
+    filler = st.sampled_from(["lorem ipsum dolor sit amet. " * 900, "x" * 20_000, "\n", "7 "])
+    values = st.sampled_from([text for _, text, _ in FOUND])
+    text = " ".join(draw(st.lists(st.one_of(filler, values), min_size=1, max_size=12)))
+    cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    whole = Redactor()
+
+    assert "".join(redact_stream(pieces, Redactor())) == whole.replace(text, whole.find(text))
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_no_file_that_the_command_writes_holds_a_value(tmp_path: Path, workers: str) -> None:
+    source = tmp_path / "raw" / "raw.jsonl"
+    source.parent.mkdir()
+    with source.open("w", encoding="utf-8") as file:
+        for _, text, _ in FOUND:
+            file.write(json.dumps({"text": text, "meta": {"note": text}}) + "\n")
+    output = tmp_path / "out"
+    output.mkdir()
+    arguments = ["--report", str(output / "report.json"), "--samples", str(output / "look.html")]
+
+    files = ["--input", str(source), "--output", str(output / "clean.jsonl")]
+    code = main(["redact", *files, "--all-fields", "--workers", workers, *arguments])
+
+    assert code == 0
+    written = [path.read_text("utf-8") for path in output.iterdir()]
+    assert len(written) == 3
+    for _, _, value in FOUND:
+        assert not any(value in text or json.dumps(value)[1:-1] in text for text in written), value
+    report = json.loads((output / "report.json").read_text())
+    assert report["documents"] == report["documents_changed"] == len(FOUND)
+    assert sum(report["replaced"].values()) == 2 * len(FOUND)
+
+
+def test_a_broken_line_ends_the_run_and_leaves_no_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "raw.jsonl"
+    source.write_text('{"text": "a@example.org"}\n{"text": "b@exam\n')
+
+    code = main(["redact", "--input", str(source), "--output", str(tmp_path / "clean.jsonl")])
+
+    error = capsys.readouterr().err
+    assert code == 3
+    assert "line 2" in error
+    assert "b@exam" not in error
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["raw.jsonl"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX")
+def test_a_key_that_others_can_read_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "raw.jsonl").write_text('{"text": "a@example.org"}\n')
+    key = tmp_path / "key"
+    key.write_bytes(KEY)
+    key.chmod(0o644)
+    run = ["redact", "--input", str(tmp_path / "raw.jsonl"), "--mode", "pseudonym"]
+    run += ["--key-file", str(key), "--output", str(tmp_path / "clean.jsonl")]
+
+    assert main(run) == 3
+    assert "chmod 600" in capsys.readouterr().err
+
+    key.chmod(0o600)
+    assert main(run) == 0
+    assert "<EMAIL_" in (tmp_path / "clean.jsonl").read_text()
