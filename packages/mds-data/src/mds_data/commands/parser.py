@@ -117,7 +117,8 @@ def _add_inputs(parser: argparse.ArgumentParser) -> None:
         action="extend",
         required=True,
         metavar="F",
-        help="JSON lines or text (.jsonl, .txt; .gz .bz2 .xz .zst): files or quoted globs",
+        help="JSON lines or text (.jsonl, .txt; .gz .bz2 .xz .zst), .parquet, .arrow, folders that "
+        "HF datasets saved: files or quoted globs",
     )
     group.add_argument(
         "--json-keys",
@@ -128,7 +129,7 @@ def _add_inputs(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--input-format",
-        choices=["auto", "jsonl", "text"],
+        choices=["auto", "jsonl", "text", "parquet", "arrow"],
         default="auto",
         help="auto: by the file's suffix (%(default)s)",
     )
@@ -190,6 +191,14 @@ def _add_store_options(parser: argparse.ArgumentParser) -> None:
         "--split",
         metavar="A,B,C",
         help="shares of train, valid and test, by documents, such as 95,5,0",
+    )
+    parser.add_argument(
+        "--columns",
+        nargs="+",
+        default=[],
+        metavar="COLUMN",
+        help="keep other members beside the tokens: NAME, NAME=MEMBER or NAME=MEMBER:KIND, where "
+        "KIND is category, hash, int or float, and MEMBER may be @file",
     )
     parser.add_argument(
         "--layout",

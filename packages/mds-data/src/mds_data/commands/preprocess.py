@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from mds_data.commands.errors import UsageError
 from mds_data.commands.progress import ProgressLine
+from mds_data.preprocess.columns import parse_column
 from mds_data.preprocess.pipeline import PreprocessConfig, Progress, SentenceConfig
 from mds_data.preprocess.pipeline import preprocess as run_preprocess
 from mds_data.preprocess.report import PreprocessReport
@@ -69,6 +70,7 @@ def config_of(arguments: argparse.Namespace) -> PreprocessConfig:
             append_eod=arguments.append_eod,
             split=arguments.split,
             sentences=_sentences(arguments),
+            columns=tuple(parse_column(text) for text in arguments.columns),
             layout=arguments.layout,
             workers=default_workers() if arguments.workers is None else arguments.workers,
             on_error=arguments.on_error,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mds_data.preprocess.columns import ColumnSpec, column_value
 from mds_data.preprocess.inputs import InputFormat, Record
 from mds_data.preprocess.long_text import LONG, encode_long
 from mds_data.preprocess.records import (
@@ -21,6 +22,7 @@ from mds_data.preprocess.records import (
     notes,
     plain_text,
 )
+from mds_data.store.columns import text_code
 from mds_data.tokenizers.protocol import Tokenizer
 
 __all__ = ["Batch", "EncodedBatch", "EncodedDocuments", "Encoder"]
@@ -47,6 +49,10 @@ class EncodedDocuments:
     """[sentences] tokens of each; the document itself is one if sentences are not cut."""
     doc_sentences: NDArray[np.int32]
     """[d] sentences of each document."""
+    columns: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """[d] value of each document, by column."""
+    labels: dict[str, set[str]] = field(default_factory=dict)
+    """The texts behind the codes in columns of categories."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +74,11 @@ class Encoder:
         append_eod: bool,
         dtype: np.dtype[Any],
         cut: Callable[[str], list[str]] | None = None,
+        columns: Sequence[ColumnSpec] = (),
     ) -> None:
         """Encode with ``cut`` making sentences of a text, or documents as they are without it."""
         self._tokenizer = tokenizer
+        self._columns = tuple(columns)
         self._cut = cut
         self._keys = tuple(keys)
         self._end = [tokenizer.eod_id] if append_eod and tokenizer.eod_id is not None else []
@@ -79,10 +87,10 @@ class Encoder:
     def __call__(self, batch: Batch) -> EncodedBatch:
         """Encode one batch."""
         problems: list[Problem] = []
-        texts: dict[str, list[tuple[int, list[str]]]] = {key: [] for key in self._keys}
+        texts: dict[str, list[_Text]] = {key: [] for key in self._keys}
         for record in batch.records:
             for key, text in self._read(record, batch=batch, problems=problems):
-                texts[key].append((record.line, text))
+                texts[key].append(text)
         documents = {
             key: self._encode(texts[key], file=batch.file, problems=problems) for key in self._keys
         }
@@ -90,11 +98,8 @@ class Encoder:
 
     def _read(
         self, record: Record, *, batch: Batch, problems: list[Problem]
-    ) -> Iterable[tuple[str, list[str]]]:
-        """Return the texts of one record by key, and note what is wrong or odd about it.
-
-        A text is a list of sentences, or of itself if sentences are not cut.
-        """
+    ) -> Iterable[tuple[str, _Text]]:
+        """Return the texts of one record by key, and note what is wrong or odd about it."""
 
         def report(kind: ProblemKind, detail: str) -> None:
             problems.append(Problem(batch.file, record.line, kind, detail))
@@ -104,6 +109,7 @@ class Encoder:
             return
         try:
             members = None if batch.format == "text" else json_object(record.data)
+            values = [column_value(each, members, file=batch.file) for each in self._columns]
         except RecordError as error:
             report(error.kind, str(error))
             return
@@ -117,7 +123,7 @@ class Encoder:
             for kind, detail in notes("".join(sentences)):
                 report(kind, detail)
             if any(sentences):
-                yield key, sentences
+                yield key, _Text(record.line, sentences, values)
             else:
                 report("empty", "an empty document")
 
@@ -133,24 +139,42 @@ class Encoder:
         return [text] if self._cut is None else self._cut(text)
 
     def _encode(
-        self, texts: Sequence[tuple[int, list[str]]], *, file: str, problems: list[Problem]
+        self, texts: Sequence[_Text], *, file: str, problems: list[Problem]
     ) -> EncodedDocuments:
         tokens = _Tokens(self._dtype)
-        pieces = [piece for _, text in texts for piece in text if len(piece) < LONG]
+        values: list[Sequence[str | int | float | None]] = []
+        pieces = [piece for text in texts for piece in text.sentences if len(piece) < LONG]
         short = iter(self._encode_short(pieces))
-        for line, text in texts:
+        for text in texts:
             results = [
-                next(short) if len(piece) < LONG else self._encode_huge(piece) for piece in text
+                next(short) if len(piece) < LONG else self._encode_huge(piece)
+                for piece in text.sentences
             ]
             ids = [result for result in results if not isinstance(result, str) and len(result)]
             refusal = next((result for result in results if isinstance(result, str)), None)
             if refusal is not None:
-                problems.append(Problem(file, line, "refused", refusal))
+                problems.append(Problem(file, text.line, "refused", refusal))
             elif not ids:
-                problems.append(Problem(file, line, "empty", "no token in this text"))
+                problems.append(Problem(file, text.line, "empty", "no token in this text"))
             else:
                 tokens.add(ids, end=self._end)
-        return tokens.documents()
+                values.append(text.values)
+        return tokens.documents(*self._coded(values))
+
+    def _coded(
+        self, values: Sequence[Sequence[str | int | float | None]]
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, set[str]]]:
+        """Return the columns of documents, and the texts of categories."""
+        columns: dict[str, NDArray[Any]] = {}
+        labels: dict[str, set[str]] = {}
+        for number, spec in enumerate(self._columns):
+            column = [each[number] for each in values]
+            if spec.kind == "category":
+                labels[spec.name] = {text for text in column if isinstance(text, str)}
+                codes = {text: text_code(text) for text in labels[spec.name]}
+                column = [codes[text] if isinstance(text, str) else 0 for text in column]
+            columns[spec.name] = np.asarray(column, spec.dtype)
+        return columns, labels
 
     def _encode_short(self, texts: Sequence[str]) -> Sequence[list[int] | str]:
         """Return the ids of each text, or the reason why there are none."""
@@ -170,6 +194,17 @@ class Encoder:
             return encode_long(text, tokenizer=self._tokenizer, dtype=self._dtype)
         except ValueError as error:
             return str(error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """One document to encode."""
+
+    line: int
+    sentences: list[str]
+    """The text itself, alone, if sentences are not cut."""
+    values: Sequence[str | int | float | None]
+    """What the record has for each column."""
 
 
 class _Tokens:
@@ -197,7 +232,9 @@ class _Tokens:
         self._lengths.append(sum(self._sentence_lengths[-len(sentences) :]))
         self._doc_sentences.append(len(sentences))
 
-    def documents(self) -> EncodedDocuments:
+    def documents(
+        self, columns: dict[str, NDArray[Any]], labels: dict[str, set[str]]
+    ) -> EncodedDocuments:
         self._close_list()
         tokens = np.concatenate(self._parts) if self._parts else np.empty(0, self._dtype)
         return EncodedDocuments(
@@ -205,6 +242,8 @@ class _Tokens:
             lengths=np.asarray(self._lengths, np.int64),
             sentence_lengths=np.asarray(self._sentence_lengths, np.int32),
             doc_sentences=np.asarray(self._doc_sentences, np.int32),
+            columns=columns,
+            labels=labels,
         )
 
     def _close_list(self) -> None:

@@ -1,4 +1,4 @@
-"""Find the input files and read raw records from them: JSON lines or text, plain or compressed.
+"""Find the input files and read raw records from them: JSON lines, text, or rows of tables.
 
 A line ends at LF and nowhere else (a CR before it is dropped with it), so that line numbers are
 those of `wc` and editors, whatever other break characters a text holds.
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from mds_data.errors import DataError
+from mds_data.preprocess.tables import dataset_files, table_rows
 
 __all__ = [
     "LONGEST_RECORD",
@@ -34,14 +35,18 @@ __all__ = [
     "find_inputs",
 ]
 
-InputFormat = Literal["jsonl", "text"]
+InputFormat = Literal["jsonl", "text", "parquet", "arrow"]
 TextUnit = Literal["document", "paragraph", "line"]
 
 LONGEST_RECORD = 512 * 2**20
 """Bytes; a longer line (or text file, read whole) is refused before it fills the memory."""
 _COMPRESSIONS = {".gz": "gz", ".bz2": "bz2", ".xz": "xz", ".lzma": "xz", ".zst": "zst"}
 _ZSTD_MODULES = ("compression.zstd", "backports.zstd", "pyzstd", "zstandard")
-_TEXT_SUFFIXES = frozenset({".txt", ".text", ".md", ".rst"})
+_FORMATS: dict[str, InputFormat] = {
+    **dict.fromkeys((".txt", ".text", ".md", ".rst"), "text"),
+    **dict.fromkeys((".parquet", ".pq"), "parquet"),
+    **dict.fromkeys((".arrow", ".feather"), "arrow"),
+}
 
 
 class InputError(DataError):
@@ -61,7 +66,10 @@ class InputFile:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The bytes of one JSON line or one text, and the line where it begins."""
+    """The bytes of one JSON line or one text, and the line where it begins.
+
+    A row of a table is a JSON line whose number is the row's.
+    """
 
     line: int
     data: bytes
@@ -90,6 +98,9 @@ def find_inputs(
 def _matches(pattern: str) -> list[Path]:
     path = Path(pattern)
     if path.is_dir():
+        files = dataset_files(path)
+        if files is not None:
+            return files
         raise InputError(
             f"{path} is a folder; name its files by a pattern, such as '{path}/*.jsonl'."
         )
@@ -107,7 +118,7 @@ def _describe(path: Path, *, format: InputFormat | None) -> InputFile:
     suffixes = [suffix.lower() for suffix in path.suffixes]
     compression = _COMPRESSIONS.get(suffixes[-1]) if suffixes else None
     inner = suffixes[:-1] if compression else suffixes
-    by_suffix: InputFormat = "text" if inner and inner[-1] in _TEXT_SUFFIXES else "jsonl"
+    by_suffix = _FORMATS.get(inner[-1], "jsonl") if inner else "jsonl"
     return InputFile(
         path=path,
         format=format or by_suffix,
@@ -139,16 +150,32 @@ class _CountedFile(io.RawIOBase):
 
 
 class InputReader:
-    """Reads the records of one file; knows how far it is, and at the end the file's digest."""
+    """Reads the records of one file; knows how far it is, and at the end the file's digest.
 
-    def __init__(self, file: InputFile, *, text_unit: TextUnit = "document") -> None:
+    Args:
+        file: The file.
+        text_unit: What one document of a text file is.
+        members: Columns of a table that are wanted; all if None. Other files are read whole.
+    """
+
+    def __init__(
+        self,
+        file: InputFile,
+        *,
+        text_unit: TextUnit = "document",
+        members: Sequence[str] | None = None,
+    ) -> None:
         self.file = file
         self._text_unit = text_unit
+        self._members = members
         self._counted = _CountedFile(file.path)
+        self._share: float | None = None
 
     @property
     def bytes_read(self) -> int:
         """Bytes of the file on disk that were read so far."""
+        if self._share is not None:
+            return int(self._share * self._counted.count)
         return self._counted.count
 
     @property
@@ -163,6 +190,9 @@ class InputReader:
             InputError: The file is damaged, or holds a record too long to read.
         """
         with closing(self._counted):
+            if self.file.format in {"parquet", "arrow"}:
+                yield from self._rows()
+                return
             stream = _decompressed(self._counted, self.file)
             try:
                 yield from self._cut(stream)
@@ -174,6 +204,26 @@ class InputReader:
                 raise InputError(
                     f"{self.file.path} is damaged or cut: {error}. Copy the file again."
                 ) from error
+
+    def _rows(self) -> Iterator[Record]:
+        """Yield the rows of a table, which is read out of order; its digest is taken before."""
+        if self.file.compression is not None:
+            raise InputError(
+                f"{self.file.path}: a compressed {self.file.format} file can't be read; it "
+                f"compresses by itself, so decompress it first."
+            )
+        self._share = 0.0
+        while self._counted.read(2**20):
+            pass
+        rows = table_rows(
+            self.file.path,
+            format="parquet" if self.file.format == "parquet" else "arrow",
+            members=self._members,
+        )
+        for number, (share, line) in enumerate(rows, start=1):
+            self._share = share
+            yield Record(number, line)
+        self._share = 1.0
 
     def _cut(self, stream: IO[bytes]) -> Iterator[Record]:
         lines = _numbered_lines(stream, self.file.path)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mds_data.errors import StoreError
+from mds_data.preprocess.columns import ColumnSpec
 from mds_data.preprocess.encode import EncodedBatch, EncodedDocuments, Encoder
 from mds_data.preprocess.engine import Engine, LocalEngine
 from mds_data.preprocess.inputs import (
@@ -74,6 +75,8 @@ class PreprocessConfig:
     """End each document with the tokenizer's end-of-document id, counted in its length."""
     split: str | None = None
     """Megatron's split by documents, such as ``969,30,1``; recorded in the manifest."""
+    columns: tuple[ColumnSpec, ...] = ()
+    """What else of each record to keep beside its tokens."""
     sentences: SentenceConfig | None = None
     """Cut documents into sentences and keep their lengths (BERT, T5)."""
     layout: Layout = "hot"
@@ -98,6 +101,9 @@ class PreprocessConfig:
         if self.checkpoint_batches < 1:
             raise ValueError(f"checkpoint_batches ({self.checkpoint_batches}) must be at least 1.")
         split_ranges(self.split)
+        names = [each.name for each in self.columns]
+        if len(set(names)) < len(names):
+            raise ValueError(f"the columns {', '.join(names)} have one name twice.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +216,7 @@ class _Run:
         return Source(
             self._job.files,
             text_unit=self._config.text_unit,
+            members=[*self._config.outputs, *(each.member for each in self._config.columns)],
             start=restart.mark,
             done=self._job.checked(restart.done),
         )
@@ -224,6 +231,7 @@ class _Run:
             split=config.split,
             tokenizer=stored_tokenizer(tokenizer),
             sentences=config.sentences is not None,
+            columns={each.name: each.dtype for each in config.columns},
             job=self._job.as_json(),
             resume=config.resume,
         )
@@ -293,6 +301,7 @@ def _make_encoder(config: PreprocessConfig) -> Encoder:
         keys=tuple(config.outputs),
         append_eod=config.append_eod,
         dtype=token_dtype(tokenizer.vocab_size),
+        columns=config.columns,
         cut=partial(split_sentences, **asdict(config.sentences)) if config.sentences else None,
     )
 
@@ -322,7 +331,10 @@ def _write(writer: StoreWriter, documents: EncodedDocuments, *, sentences: bool)
         lengths=documents.lengths,
         sentence_lengths=documents.sentence_lengths if sentences else None,
         doc_sentences=documents.doc_sentences if sentences else None,
+        columns=documents.columns,
     )
+    for name, labels in documents.labels.items():
+        writer.add_labels(name, labels)
 
 
 def _progress(done: int, source: Source, writers: Mapping[str, StoreWriter]) -> Progress:
@@ -343,6 +355,7 @@ def _arguments(config: PreprocessConfig) -> dict[str, Any]:
         "on_error": config.on_error,
         "text_unit": config.text_unit,
         "sentences": asdict(config.sentences) if config.sentences else None,
+        "columns": [asdict(each) for each in config.columns],
         "tokenizer": config.tokenizer.kind,
         "allow_special_tokens": config.tokenizer.allow_special,
     }

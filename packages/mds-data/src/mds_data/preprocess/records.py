@@ -20,11 +20,11 @@ __all__ = [
 ]
 
 ProblemKind = Literal[
-    "broken", "no-key", "not-text", "surrogate", "refused", "empty", "nul", "huge"
+    "broken", "no-key", "not-text", "surrogate", "column", "refused", "empty", "nul", "huge"
 ]
 
 ERROR_KINDS: frozenset[ProblemKind] = frozenset(
-    {"broken", "no-key", "not-text", "surrogate", "refused"}
+    {"broken", "no-key", "not-text", "surrogate", "column", "refused"}
 )
 """These stop the work, or are skipped by ``--on-error skip``; the others are only counted."""
 HUGE = 8 * 2**20

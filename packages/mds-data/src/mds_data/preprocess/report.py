@@ -19,6 +19,7 @@ _MEANING: dict[ProblemKind, tuple[str, str]] = {
     "no-key": ("skipped", "without the key"),
     "not-text": ("skipped", "where the key holds no text"),
     "surrogate": ("skipped", "with half a surrogate pair"),
+    "column": ("skipped", "without a fit value for a column"),
     "refused": ("skipped", "that the tokenizer refused"),
     "empty": ("skipped", "empty"),
     "nul": ("kept", "with NUL characters"),

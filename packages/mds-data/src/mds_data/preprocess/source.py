@@ -45,15 +45,23 @@ class Mark:
 class FileBatches:
     """Iterates over one file's batches with their marks; `record` is there at the end."""
 
-    def __init__(self, file: InputFile, *, number: int, text_unit: TextUnit) -> None:
+    def __init__(
+        self,
+        file: InputFile,
+        *,
+        number: int,
+        text_unit: TextUnit,
+        members: Sequence[str] | None = None,
+    ) -> None:
         self._file = file
+        self._members = members
         self._number = number
         self._text_unit = text_unit
         self.record: InputRecord | None = None
         """The file's digest, once all of it was read."""
 
     def __iter__(self) -> Iterator[tuple[Mark, Batch]]:
-        reader = InputReader(self._file, text_unit=self._text_unit)
+        reader = InputReader(self._file, text_unit=self._text_unit, members=self._members)
         name = self._file.path.as_posix()
         for number, records in enumerate(_grouped(reader.records()), start=1):
             mark = Mark(self._number, number, reader.bytes_read, reader.sha256)
@@ -80,6 +88,7 @@ class Source:
     Args:
         files: What to read.
         text_unit: What one document of a text file is.
+        members: Columns of tables that are wanted; all if None.
         start: The mark of the last batch that needs no reading any more.
         done: Records of the files before it.
 
@@ -93,11 +102,13 @@ class Source:
         files: Sequence[InputFile],
         *,
         text_unit: TextUnit = "document",
+        members: Sequence[str] | None = None,
         start: Mark | None = None,
         done: Sequence[InputRecord] = (),
     ) -> None:
         self.files = tuple(files)
         self.text_unit: TextUnit = text_unit
+        self.members = members
         self.start = start
         self.marks: deque[Mark] = deque()
         self.done = list(done)
@@ -106,7 +117,12 @@ class Source:
 
     def __iter__(self) -> Iterator[Batch]:
         for number in range(len(self.done), len(self.files)):
-            batches = FileBatches(self.files[number], number=number, text_unit=self.text_unit)
+            batches = FileBatches(
+                self.files[number],
+                number=number,
+                text_unit=self.text_unit,
+                members=self.members,
+            )
             mark = None
             for mark, batch in batches:
                 if self.is_behind(mark):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mds_data.store.array_writer import ShardedArrayWriter
 from mds_data.store.change import StoreChange
+from mds_data.store.columns import attributes_in
 from mds_data.store.commit import FileOperations
 from mds_data.store.document_writer import DocumentWriter
 from mds_data.store.reader import ShardedArray
@@ -86,8 +87,14 @@ def _continued(change: StoreChange, name: str) -> ShardedArrayWriter:
     layout = array.layout
     first_shard = array.length // layout.shard
     dimension = {"tokens": "token", "sentence_length": "sentence"}.get(name, "document")
+    metadata = f"{name}/zarr.json"
     writer = ShardedArrayWriter(
-        change, name, layout=layout, dimension=dimension, first_shard=first_shard
+        change,
+        name,
+        layout=layout,
+        dimension=dimension,
+        first_shard=first_shard,
+        attributes=attributes_in(change.folder.read(metadata), name=metadata),
     )
     for start in range(first_shard * layout.shard, array.length, layout.chunk):
         writer.append(array.read(start, min(start + layout.chunk, array.length)))

@@ -39,6 +39,7 @@ class ArrayState:
     """Bytes of each chunk in the open shard, in order."""
     waiting: bytes = field(repr=False)
     """Elements that fill no chunk yet."""
+    attributes: Mapping[str, Any]
 
 
 class ShardedArrayWriter:
@@ -130,6 +131,7 @@ class ShardedArrayWriter:
             files=dict(self.files),
             chunk_sizes=self._index[: self._chunks, 1].tolist(),
             waiting=self._buffer[: self._filled].tobytes(),
+            attributes=dict(self.attributes),
         )
 
     def restore(self, state: ArrayState) -> None:
@@ -140,6 +142,7 @@ class ShardedArrayWriter:
         """
         sizes = np.asarray(state.chunk_sizes, np.uint64)
         self.length, self._shards, self.files = state.length, state.shards, dict(state.files)
+        self.attributes = dict(state.attributes)
         self._chunks = len(sizes)
         self._index[: len(sizes), 1] = sizes
         self._index[: len(sizes), 0] = np.cumsum(sizes) - sizes

@@ -1,12 +1,13 @@
 """Documents in, arrays out: the part that a new store and an appended one share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mds_data.store.array_writer import ShardedArrayWriter
+from mds_data.store.columns import check_labels, label_attributes
 from mds_data.store.records import token_dtype
 
 __all__ = ["DocumentWriter"]
@@ -95,6 +96,15 @@ class DocumentWriter:
             self._arrays["sentence_length"].append(np.asarray(sentence_lengths, np.int32))
             self._arrays["doc_sentences"].append(np.asarray(doc_sentences, np.int32))
         self._tokens += len(ids)
+
+    def add_labels(self, column: str, labels: Iterable[str]) -> None:
+        """Keep texts that codes in a column stand for; see `mds_data.store.columns.text_code`."""
+        attributes = self._arrays[f"columns/{column}"].attributes
+        known = set(attributes.get("labels", ()))
+        if not known.issuperset(labels):
+            known.update(labels)
+            check_labels(column, known)
+            attributes.update(label_attributes(known))
 
     def _check_extras(
         self,

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from mds_data.store.array_writer import ShardedArrayWriter
 from mds_data.store.change import StoreChange
+from mds_data.store.columns import attributes_in
 from mds_data.store.commit import FileOperations
 from mds_data.store.folder import is_store
 from mds_data.store.new_store import timestamp
@@ -197,7 +198,11 @@ def _rewritten(
     change: StoreChange, name: str, values: NDArray[Any], *, dimension: str
 ) -> dict[str, FileRecord]:
     layout = ShardedArray(change.folder, name).layout
-    writer = ShardedArrayWriter(change, name, layout=layout, dimension=dimension)
+    metadata = f"{name}/zarr.json"
+    attributes = attributes_in(change.folder.read(metadata), name=metadata)
+    writer = ShardedArrayWriter(
+        change, name, layout=layout, dimension=dimension, attributes=attributes
+    )
     writer.append(values)
     return writer.close()
 

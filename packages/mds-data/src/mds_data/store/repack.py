@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mds_data.store.columns import column_labels
 from mds_data.store.commit import FileOperations
 from mds_data.store.folder import StoreFolder
 from mds_data.store.records import Layout, Manifest
@@ -120,6 +121,8 @@ def _copy(
         sentences=store.has_sentences,
         operations=operations,
     ) as writer:
+        for name in columns:
+            writer.add_labels(name, column_labels(store, name).values())
         for start, end in _blocks(store, first, stop):
             _copy_block(store, writer, start, end, columns)
         erasures = manifest.erasures if (first, stop) == (0, len(store)) else ()

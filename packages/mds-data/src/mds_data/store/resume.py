@@ -171,4 +171,5 @@ def _array(members: Members, *, name: str) -> ArrayState:
         files=records,
         chunk_sizes=sizes,
         waiting=waiting,
+        attributes=_object(members, "attributes"),
     )
