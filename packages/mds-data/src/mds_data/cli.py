@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from mds_data.commands.errors import exit_code, sentence
 from mds_data.commands.paired_parser import add_paired_commands
 from mds_data.commands.parser import add_preprocess, add_sample_corpus, add_train_tokenizer
+from mds_data.commands.privacy_parser import add_privacy_commands
 from mds_data.commands.store_parser import add_store_commands
 
 __all__ = ["build_parser", "main"]
@@ -71,6 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_train_tokenizer(commands)
     add_preprocess(commands)
     add_paired_commands(commands)
+    add_privacy_commands(commands)
     add_store_commands(commands)
     return parser
 
