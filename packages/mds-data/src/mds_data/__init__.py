@@ -6,8 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mds_data.datasets.bert import BertDataset
     from mds_data.datasets.blended import BlendedDataset
+    from mds_data.datasets.fim import FillInTheMiddle
     from mds_data.datasets.gpt import GPTDataset
+    from mds_data.datasets.masking import MaskingStyle
+    from mds_data.datasets.pairs import NMTDataset
+    from mds_data.datasets.sft import SFTDataset
+    from mds_data.datasets.t5 import T5Dataset
     from mds_data.errors import (
         DamagedError,
         DataError,
@@ -20,34 +26,49 @@ if TYPE_CHECKING:
     from mds_data.store.records import Manifest
     from mds_data.store.token_store import TokenStore, open_store
     from mds_data.store.writer import StoreWriter, TokenizerFile, write_store
+    from mds_data.tokenizers.vocabulary import Vocabulary
 
 __all__ = [
+    "BertDataset",
     "BlendedDataset",
     "DamagedError",
     "DataError",
+    "FillInTheMiddle",
     "GPTDataset",
     "IndexedDatasetError",
     "LockedError",
     "Manifest",
     "ManifestError",
+    "MaskingStyle",
+    "NMTDataset",
     "ResumableSampler",
+    "SFTDataset",
     "StoreError",
     "StoreWriter",
+    "T5Dataset",
     "TokenStore",
     "TokenizerFile",
+    "Vocabulary",
     "open_store",
     "write_store",
 ]
 
 # numpy and zarr take a third of a second to import; `mds-data --help` is spared them.
 _HOMES = {
+    "BertDataset": "datasets.bert",
     "BlendedDataset": "datasets.blended",
+    "FillInTheMiddle": "datasets.fim",
     "GPTDataset": "datasets.gpt",
     "Manifest": "store.records",
+    "MaskingStyle": "datasets.masking",
+    "NMTDataset": "datasets.pairs",
     "ResumableSampler": "sampling.sampler",
+    "SFTDataset": "datasets.sft",
     "StoreWriter": "store.writer",
+    "T5Dataset": "datasets.t5",
     "TokenStore": "store.token_store",
     "TokenizerFile": "store.writer",
+    "Vocabulary": "tokenizers.vocabulary",
     "open_store": "store.token_store",
     "write_store": "store.writer",
 }

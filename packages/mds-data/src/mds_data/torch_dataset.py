@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mds_data.datasets.blended import SampleSource
 from mds_data.sampling.sampler import ResumableSampler
@@ -44,14 +45,23 @@ class TorchDataset:
         return {name: torch.from_numpy(values.copy()) for name, values in sample.items()}
 
     def __getitems__(self, numbers: Sequence[int]) -> "dict[str, torch.Tensor]":
-        """[b, ...] the stacked samples."""
+        """[b, ...] the stacked samples; ``cumulative_lengths`` are those of the flat batch."""
         return _stacked([self.dataset[number] for number in numbers])
 
 
 def _stacked(samples: Sequence[Mapping[str, Any]]) -> "dict[str, torch.Tensor]":
     torch = _torch()
-    names = samples[0].keys()
-    return {name: torch.from_numpy(np.stack([item[name] for item in samples])) for name in names}
+    return {name: torch.from_numpy(_column(samples, name)) for name in samples[0]}
+
+
+def _column(samples: Sequence[Mapping[str, Any]], name: str) -> NDArray[Any]:
+    """[b, ...] one value of all samples; borders of documents run on through the flat batch."""
+    values = [sample[name] for sample in samples]
+    if name != "cumulative_lengths":
+        return np.stack(values)
+    shifts = np.cumsum([0, *(borders[-1] for borders in values[:-1])])
+    moved = [borders[1:] + shift for borders, shift in zip(values, shifts, strict=True)]
+    return np.concatenate([[0], *moved]).astype(np.int32)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import TypeVar
 
 from mds_data.commands.errors import UsageError
 from mds_data.commands.preprocess import default_workers, tokenizer_spec
 from mds_data.commands.progress import ProgressLine
 from mds_data.commands.text import new_file
+from mds_data.paired.conversations import SFTConfig
+from mds_data.paired.conversations import preprocess_sft as run_preprocess_sft
 from mds_data.paired.drops import Drop
 from mds_data.paired.encode import PairFilter
 from mds_data.paired.nmt import NMTConfig
@@ -22,8 +25,9 @@ from mds_data.paired.pipeline import PartsConfig, PartsProgress, PartsReport
 from mds_data.preprocess.workers import keep_to_one_thread
 from mds_data.tokenizers import TokenizerError
 
-__all__ = ["preprocess_nmt"]
+__all__ = ["preprocess_nmt", "preprocess_sft"]
 
+Config = TypeVar("Config")
 OnDrops = Callable[[Sequence[Drop]], None]
 
 
@@ -31,13 +35,33 @@ def preprocess_nmt(arguments: argparse.Namespace) -> int:
     """Tokenise parallel text into a store of pairs."""
     if arguments.dataset_impl is not None:
         sys.stderr.write("preprocess-nmt: --dataset-impl changes nothing: a store is mapped.\n")
-    config = _checked(lambda: _nmt_config(arguments))
+    config = _checked(_nmt_config, arguments)
     keep_to_one_thread()
     progress = _Progress(arguments, unit="pairs")
     with _report_file(arguments.report, overwrite=arguments.overwrite) as keep:
         report = run_preprocess_nmt(config, on_progress=progress.show, on_drops=keep)
     progress.finish(report)
     return 0
+
+
+def preprocess_sft(arguments: argparse.Namespace) -> int:
+    """Tokenise conversations into a store of parts read and parts learned."""
+    config = _checked(_sft_config, arguments)
+    keep_to_one_thread()
+    progress = _Progress(arguments, unit="conversations")
+    with _report_file(arguments.report, overwrite=arguments.overwrite) as keep:
+        report = run_preprocess_sft(config, on_progress=progress.show, on_drops=keep)
+    progress.finish(report)
+    return 0
+
+
+def _sft_config(arguments: argparse.Namespace) -> SFTConfig:
+    return SFTConfig(
+        writing=writing_config(arguments),
+        inputs=tuple(arguments.input),
+        template=arguments.chat_template,
+        max_length=arguments.max_length,
+    )
 
 
 def _nmt_config(arguments: argparse.Namespace) -> NMTConfig:
@@ -69,9 +93,9 @@ def writing_config(arguments: argparse.Namespace) -> PartsConfig:
     )
 
 
-def _checked(make: Callable[[], NMTConfig]) -> NMTConfig:
+def _checked(make: Callable[[argparse.Namespace], Config], arguments: argparse.Namespace) -> Config:
     try:
-        return make()
+        return make(arguments)
     except TokenizerError:
         raise
     except ValueError as error:

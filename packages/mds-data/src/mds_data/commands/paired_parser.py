@@ -15,8 +15,9 @@ __all__ = ["add_paired_commands"]
 
 
 def add_paired_commands(commands: Commands) -> None:
-    """Add preprocess-nmt."""
+    """Add preprocess-nmt and preprocess-sft."""
     _add_preprocess_nmt(commands)
+    _add_preprocess_sft(commands)
 
 
 def _add_preprocess_nmt(commands: Commands) -> None:
@@ -76,6 +77,44 @@ def _add_preprocess_nmt(commands: Commands) -> None:
     add_tokenizer_options(parser)
     old = parser.add_argument_group("accepted for old scripts", "It changes nothing here.")
     old.add_argument("--dataset-impl", choices=["lazy", "cached", "mmap"])
+
+
+def _add_preprocess_sft(commands: Commands) -> None:
+    parser = command(
+        commands,
+        "preprocess-sft",
+        run="mds_data.commands.paired:preprocess_sft",
+        help="turn conversations into a store for fine-tuning on answers",
+        description="Render conversations by a chat template and tokenise them into a store that\n"
+        "tells prompts from answers. The template is interpreted, never run; a mark's spelling\n"
+        "inside a message is text. A line is a JSON object with messages (role, content),\n"
+        "conversations (from, value), prompt and completion, or instruction, input and output.",
+        examples="examples:\n"
+        "  mds-data preprocess-sft --input chat.jsonl --chat-template chatml \\\n"
+        "                          --tokenizer tokenizer.json --split 98,2,0 --output store\n"
+        "  mds-data preprocess-sft --input chat.jsonl --tokenizer model/tokenizer.json \\\n"
+        "                          --chat-template model/tokenizer_config.json --output store",
+    )
+    parser.add_argument(
+        "--input",
+        nargs="+",
+        action="extend",
+        required=True,
+        metavar="F",
+        help="JSON lines (.gz .bz2 .xz .zst too): files or quoted globs",
+    )
+    parser.add_argument(
+        "--chat-template",
+        required=True,
+        metavar="T",
+        help="chatml, llama-3, zephyr, alpaca or plain; or a .jinja file, a tokenizer_config.json, "
+        "the folder of one",
+    )
+    parser.add_argument(
+        "--max-length", type=int, metavar="N", help="drop conversations of more tokens"
+    )
+    _add_writing(parser, what="conversations")
+    add_tokenizer_options(parser)
 
 
 def _add_writing(parser: argparse.ArgumentParser, *, what: str) -> None:

@@ -9,7 +9,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mds_data.datasets.fim import FillInTheMiddle
 from mds_data.datasets.megatron_order import MegatronOrder
+from mds_data.datasets.sentences import sentence_table
 from mds_data.sampling.permutation import EpochOrder, mix
 from mds_data.store.selection import DocumentRow, document_range
 from mds_data.store.token_store import TokenStore
@@ -36,6 +38,8 @@ class GPTDataset:
         eod_mask_loss: Don't train on what follows an end-of-document id.
         reset_position_ids: Count positions from 0 again after each end-of-document id.
         reset_attention_mask: Add ``cumulative_lengths``, the borders of documents in the sample.
+        fill_in_the_middle: Rearrange some documents of each sample for infilling; `window` still
+            gives them as stored.
 
     Raises:
         ValueError: The split holds no tokens, or an argument can't be.
@@ -53,6 +57,7 @@ class GPTDataset:
         eod_mask_loss: bool = False,
         reset_position_ids: bool = False,
         reset_attention_mask: bool = False,
+        fill_in_the_middle: FillInTheMiddle | None = None,
     ) -> None:
         if seq_length < 1 or (num_samples is not None and num_samples < 0):
             raise ValueError(
@@ -77,6 +82,7 @@ class GPTDataset:
         self._eod_mask_loss = eod_mask_loss
         self._reset_position_ids = reset_position_ids
         self._reset_attention_mask = reset_attention_mask
+        self._fill_in = fill_in_the_middle
         self._window: _FastWindows | _MegatronWindows
         if order == "fast":
             self._window = _FastWindows(store, split, seq_length=seq_length, seed=seed)
@@ -106,7 +112,12 @@ class GPTDataset:
 
     def __getitem__(self, number: int) -> dict[str, NDArray[Any]]:
         """``tokens`` and ``labels`` [s] int64, ``loss_mask`` [s] float32, ``position_ids`` [s]."""
-        ids = self.window(number).astype(np.int64)
+        ids = self.window(number)
+        fill_in = self._fill_in
+        if fill_in is None:
+            ids = ids.astype(np.int64)
+        else:
+            ids = fill_in.rearranged(ids, eod_id=self.store.eod_id, random=self._random(number))
         sample: dict[str, NDArray[Any]] = {
             "tokens": ids[:-1],
             "labels": ids[1:],
@@ -116,6 +127,15 @@ class GPTDataset:
         if self._marks_documents:
             self._mark_documents(sample)
         return sample
+
+    def _random(self, number: int) -> np.random.Generator:
+        place = number + self._length if number < 0 else number
+        return np.random.default_rng(mix(self.seed, place, 4))
+
+    @property
+    def tokens_per_sample(self) -> int:
+        """Tokens that a sample trains on."""
+        return self.seq_length
 
     def _mark_documents(self, sample: dict[str, NDArray[Any]]) -> None:
         ends = np.flatnonzero(sample["tokens"] == self.store.eod_id)
@@ -170,7 +190,8 @@ class _MegatronWindows:
         num_samples: int | None,
         seed: int,
     ) -> None:
-        starts, lengths = _sequences(store)
+        table = sentence_table(store)  # the original's index counts sentences as its documents
+        starts, lengths = table.start, table.length
         first, stop = document_range(store, split, count=len(lengths))
         tokens = int(lengths[first:stop].sum())
         _check_filled(store, split, documents=stop - first, tokens=tokens)
@@ -198,18 +219,6 @@ class _MegatronWindows:
             for start, stop, shift in zip(cuts, cuts[1:], shifts, strict=False)
         ]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _sequences(store: TokenStore) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Start and length of what the original calls a document: one entry of its index."""
-    if not store.has_sentences:
-        return store.doc_start, store.doc_length
-    lengths = store.sentence_length.astype(np.int64)
-    counts = store.doc_sentences
-    before = np.cumsum(lengths) - lengths
-    document_of = np.repeat(np.arange(len(counts)), counts)
-    first = np.cumsum(counts) - counts
-    return store.doc_start[document_of] + before - before[first[document_of]], lengths
 
 
 def _check_filled(store: TokenStore, split: object, *, documents: int, tokens: int) -> None:

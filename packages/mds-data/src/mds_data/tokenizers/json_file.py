@@ -74,6 +74,18 @@ class JsonTokenizer:
         text: str = self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
         return text
 
+    def pieces(self) -> list[str]:
+        """Return the spelling of every id."""
+        spelled = [""] * self.vocab_size
+        for token, number in self._backend.get_vocab(with_added_tokens=True).items():
+            spelled[number] = token
+        return spelled
+
+    def special_ids(self) -> dict[str, int]:
+        """Return the ids of the tokens that the file calls special, by spelling."""
+        added = self._backend.get_added_tokens_decoder().items()
+        return {token.content: number for number, token in added if token.special}
+
 
 def load_json_tokenizer(
     path: Path, *, eod_token: str | None = None, allow_special: bool = False

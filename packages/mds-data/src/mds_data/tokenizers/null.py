@@ -38,6 +38,14 @@ class NullTokenizer:
         """Return the numbers as text."""
         return " ".join(str(int(i)) for i in ids)
 
+    def pieces(self) -> list[str]:
+        """Return the spelling of every id: its number."""
+        return [str(number) for number in range(self.vocab_size)]
+
+    def special_ids(self) -> dict[str, int]:
+        """Return nothing: the end-of-document id has no spelling."""
+        return {}
+
 
 def _description(vocab_size: int) -> bytes:
     return json.dumps({"kind": "null", "vocab_size": vocab_size}).encode()

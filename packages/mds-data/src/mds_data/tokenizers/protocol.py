@@ -90,6 +90,12 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids."""
 
+    def pieces(self) -> list[str]:
+        """Return the spelling of every id, as its vocabulary has it; "" where an id has none."""
+
+    def special_ids(self) -> dict[str, int]:
+        """Return the ids of the marks that no text turns into, by spelling."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizerSpec:

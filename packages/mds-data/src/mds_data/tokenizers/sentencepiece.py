@@ -71,6 +71,16 @@ class SentencePieceTokenizer:
             run = []
         return "".join([*parts, self._processor.decode(run)])
 
+    def pieces(self) -> list[str]:
+        """Return the spelling of every id, added tokens last."""
+        return [*map(self._processor.id_to_piece, range(self._base_size)), *self._added]
+
+    def special_ids(self) -> dict[str, int]:
+        """Return the ids of control tokens and added ones, by spelling."""
+        spell, is_control = self._processor.id_to_piece, self._processor.is_control
+        control = {spell(number): number for number in range(self._base_size) if is_control(number)}
+        return control | self._added
+
 
 def load_sentencepiece_tokenizer(
     path: Path,
