@@ -1,107 +1,54 @@
-"""Samples of whole sentences: the original's mapping, and the faster order."""
+"""Sentences: where a stop ends one and where it does not."""
 
-import numpy as np
+from __future__ import annotations
+
 import pytest
-from sentence_material import sentence_store
-from store_material import golden_datasets
+from hypothesis import given
+from hypothesis import strategies as st
 
-from mds_data import open_store
-from mds_data.datasets.sentences import (
-    FastSentenceOrder,
-    MegatronSentenceOrder,
-    SentenceTable,
-    sentence_table,
+from mds_data.preprocess.sentences import split_sentences
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("", []),
+        ("  \n ", []),
+        ("One.", ["One."]),
+        ("One. Two! Three? Four", ["One.", "Two!", "Three?", "Four"]),
+        ("Mr. Smith met Dr. Jones. They spoke.", ["Mr. Smith met Dr. Jones.", "They spoke."]),
+        ("J. R. Smith wrote it. I read it.", ["J. R. Smith wrote it.", "I read it."]),
+        ("It costs 3.5 euros. Cheap.", ["It costs 3.5 euros.", "Cheap."]),
+        ("See e.g. Smith (2001), i.e. the book.", ["See e.g. Smith (2001), i.e. the book."]),
+        ("He said 'yes.' Then he left.", ["He said 'yes.'", "Then he left."]),
+        ('Is it so? "No." (Yes.)', ["Is it so?", '"No."', "(Yes.)"]),
+        ("ver. 2 of x.y is out... and more", ["ver.", "2 of x.y is out... and more"]),
+        ("A heading\n\nand its text", ["A heading", "and its text"]),
+        ("A line\nthat goes on. Done", ["A line\nthat goes on.", "Done"]),
+        ("1. First item\n2. Second item", ["1. First item\n2. Second item"]),
+        ("你好。再见!好吗?", ["你好。", "再见!好吗?"]),
+    ],
 )
-from mds_data.store.selection import document_range
+def test_a_text_is_cut_where_a_reader_would(text: str, sentences: list[str]) -> None:
+    assert split_sentences(text) == sentences
 
 
-@pytest.mark.parametrize(("target", "fewest"), [(61, 2), (62, 1)])
-@pytest.mark.parametrize(("part", "count"), [("train", 40), ("valid", 4), ("test", 4)])
-def test_the_mapping_is_the_original_s(part, count, target, fewest):
-    folder = golden_datasets()
-    store = open_store(folder / "pydocss_text_sentence")
-    name = f"pydocss_text_sentence_{part}_indexmap_{count}mns_{target}msl_0.10ssp_1234s.npy"
-    first, stop = document_range(store, ("90,5,5", part))
-
-    order = MegatronSentenceOrder(
-        sentence_table(store),
-        first=first,
-        stop=stop,
-        num_samples=count,
-        target=target,
-        short_probability=0.1,
-        fewest=fewest,
-        seed=1234,
-    )
-
-    np.testing.assert_array_equal(order.mapping, np.load(folder / name))
+def test_other_languages_know_no_english_abbreviations() -> None:
+    assert split_sentences("Es war der 3. Mai. No. Ja.", english=False) == [
+        "Es war der 3. Mai.",
+        "No.",
+        "Ja.",
+    ]
 
 
-def table_of(documents):
-    lengths = np.array([length for document in documents for length in document], np.int64)
-    first = np.concatenate([[0], np.cumsum([len(document) for document in documents])])
-    return SentenceTable(np.cumsum(lengths) - lengths, lengths, first.astype(np.int64))
+@given(st.text(alphabet="aB.!? \n\"'(1。", max_size=80))
+def test_with_newlines_kept_the_sentences_are_the_text(text: str) -> None:
+    assert "".join(split_sentences(text, keep_newlines=True)) == text
 
 
-def plain_groups(documents, *, target, fewest):
-    """The original's rule read sentence by sentence, without short samples."""
-    rows, number = [], 0
-    for document in documents:
-        first, size, count = number, 0, 0
-        long = len(document) > 1 and max(document) > 512
-        for place, length in enumerate(document):
-            size, count, left = size + length, count + 1, len(document) - place - 1
-            if len(document) < fewest or long:
-                continue
-            if (size >= target and left > 1 and count >= fewest) or left == 0:
-                rows.append((first, number + place + 1))
-                first, size, count = number + place + 1, 0, 0
-        number += len(document)
-    return rows
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("part", [".", "A. ", ".\n", " ", "\n ", "'.'", "。", "a.b"])
+def test_an_endless_line_takes_linear_time(part: str) -> None:
+    text = part * 100_000
 
-
-@pytest.mark.parametrize("fewest", [1, 2])
-@pytest.mark.parametrize("kind", [MegatronSentenceOrder, FastSentenceOrder])
-def test_documents_are_grouped_as_the_plain_loop_does(kind, fewest):
-    random = np.random.default_rng(3)
-    documents = [random.integers(1, 30, random.integers(0, 12)).tolist() for _ in range(200)]
-    documents[7], documents[9] = [4, 600, 3], [600]
-
-    order = kind(
-        table_of(documents),
-        first=0,
-        stop=len(documents),
-        num_samples=None,
-        target=40,
-        short_probability=0.0,
-        fewest=fewest,
-        seed=5,
-    )
-
-    spans = [order.span(number) for number in range(len(order))]
-    expected = plain_groups(documents, target=40, fewest=fewest)
-    # a pass that is wanted again and again is laid out once here
-    assert sorted((span.first, span.stop) for span in spans) == expected
-    assert [(span.first, span.stop) for span in spans] != expected
-    assert {span.target for span in spans} == {40}
-    left_out = [d for d in documents if len(d) < fewest or (len(d) > 1 and max(d) > 512)]
-    assert order.documents_left_out == len(left_out)
-
-
-def test_the_fast_order_shows_every_sample_in_each_epoch_and_some_shorter(tmp_path):
-    store = sentence_store(tmp_path, documents=400)
-    table = sentence_table(store)
-    settings = {"first": 0, "stop": 400, "target": 30, "fewest": 1, "seed": 1}
-    once = FastSentenceOrder(table, num_samples=None, short_probability=0.0, **settings)
-    size = len(once)
-    order = FastSentenceOrder(table, num_samples=3 * size, short_probability=0.1, **settings)
-
-    epochs = [[order.span(epoch * size + place) for place in range(size)] for epoch in range(3)]
-
-    keys = [[(span.first, span.stop) for span in epoch] for epoch in epochs]
-    assert sorted(keys[0]) == sorted(keys[1]) == sorted(keys[2])
-    assert keys[0] != keys[1]
-    short = [span.target for epoch in epochs for span in epoch if span.target != 30]
-    assert 0.07 < len(short) / (3 * size) < 0.13
-    assert min(short) >= 2
-    assert max(short) < 31
+    assert "".join(split_sentences(text, keep_newlines=True)) == text
