@@ -147,6 +147,16 @@ CELLS = {
         config=LLAMA_GQA, execution=Execution(sequence_parallel=True, recompute="selective")
     ),
     "qwen3": Cell(config=QWEN3),
+    "qwen3-sequence-parallel-modules": Cell(
+        config=QWEN3,
+        execution=Execution(
+            sequence_parallel=True,
+            recompute="modules",
+            recompute_modules=("norm", "activation", "core_attention"),
+            offload_activations=True,
+        ),
+        steps=1,
+    ),
     "neox-dropout": Cell(config=replace(NEOX, **DROPPING), steps=1),
     "bloom": Cell(config=BLOOM, steps=1),
     "bloom-sequence-parallel-dropout": Cell(

@@ -44,6 +44,13 @@ CELLS = {name: PipelineCell(cell=Cell(config=DEEP), schedule=name) for name in S
     "experts-zb-v": PipelineCell(
         cell=Cell(config=DEEP_MIXTRAL, execution=Execution(recompute="full")), schedule="zb-v"
     ),
+    "recompute-modules": PipelineCell(
+        cell=Cell(
+            config=DEEP,
+            execution=Execution(recompute="modules", recompute_modules=("norm", "activation")),
+        ),
+        schedule="zb-h1",
+    ),
     "recompute": PipelineCell(
         cell=Cell(config=DEEP, execution=Execution(recompute="full")), schedule="zb-h1"
     ),
@@ -148,9 +155,11 @@ def joined(ranks: list[dict]) -> Trace:
 def count_all(layout: Layout) -> dict[str, dict]:
     """Operations of the matrix products of a step, and gradients after one and two steps."""
     counts = {}
-    for recompute in ("none", "full"):
+    for recompute in ("none", "full", "modules"):
         for schedule in ("1f1b", "zb-h1"):
-            cell = Cell(config=DEEP, execution=Execution(recompute=recompute))
+            listed = ("norm", "activation") if recompute == "modules" else ()
+            execution = Execution(recompute=recompute, recompute_modules=listed)
+            cell = Cell(config=DEEP, execution=execution)
             pipeline = build_pipeline(PipelineCell(cell=cell, schedule=schedule), layout)
             batch = big_batch(DEEP, 0)
             with FlopCounterMode(display=False) as counter:

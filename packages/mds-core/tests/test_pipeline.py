@@ -94,6 +94,7 @@ def test_waiting_weight_gradients_and_recomputation_repeat_no_matrix_product(two
 
     assert flops["zb-h1/none"] == flops["1f1b/none"]
     assert flops["zb-h1/full"] == flops["1f1b/full"]
+    assert flops["zb-h1/modules"] == flops["1f1b/modules"] == flops["1f1b/none"]
     assert flops["1f1b/full"] == pytest.approx(4 / 3 * flops["1f1b/none"])  # one more forward
 
 

@@ -25,13 +25,21 @@ __all__ = ["Activation", "Execution", "GPTConfig", "Normalization", "PositionEmb
 Activation = Literal["gelu", "gelu_tanh", "relu", "relu2", "silu", "swiglu", "geglu", "geglu_tanh"]
 Normalization = Literal["layernorm", "rmsnorm"]
 PositionEmbedding = Literal["learned", "rope", "alibi", "none"]
-Recompute = Literal["none", "selective", "full"]
+Recompute = Literal["none", "selective", "full", "modules"]
+RecomputeModule = Literal["core_attention", "attention", "norm", "activation", "mlp"]
 AttentionKernel = Literal["auto", "fused", "math"]
 DropPolicy = Literal["position", "probability"]
 BalanceScope = Literal["sequence", "micro_batch"]
 BalanceChoices = Literal["all", "first"]
 
 GATED: frozenset[str] = frozenset({"swiglu", "geglu", "geglu_tanh"})
+_MODULES: tuple[RecomputeModule, ...] = (
+    "core_attention",
+    "attention",
+    "norm",
+    "activation",
+    "mlp",
+)
 _CHOICES: dict[str, tuple[str, ...]] = {
     "activation": (
         *("gelu", "gelu_tanh", "relu", "relu2", "silu"),
@@ -452,7 +460,13 @@ class Execution:
     sequence_parallel: bool = False
     """Split the activations between the tensor-parallel layers by position (Megatron's)."""
     recompute: Recompute = "none"
-    """What the backward pass computes again: nothing, the attention core, whole layers."""
+    """What is computed again backward: nothing, the attention core, whole layers, or a list."""
+    recompute_modules: tuple[RecomputeModule, ...] = ()
+    """With ``modules`` the list: core_attention is what lies between attention's projections,
+    attention all of it, norm the norm before each, activation what lies between an MLP's
+    projections, mlp all of it or all experts."""
+    offload_activations: bool = False
+    """Keep what the backward pass needs of the layers in host memory."""
     recompute_layers: int = 1
     """With ``full``: how many layers form one recomputed block."""
     expert_tensor_parallel: bool = True
@@ -461,12 +475,39 @@ class Execution:
     """``fused`` is torch's scaled_dot_product_attention, ``math`` plain steps that can drop."""
 
     def __post_init__(self) -> None:
-        _check_choice("recompute", self.recompute, ("none", "selective", "full"))
+        _check_choice("recompute", self.recompute, ("none", "selective", "full", "modules"))
+        self._check_modules()
         _check_choice("attention_kernel", self.attention_kernel, ("auto", "fused", "math"))
         _check_int("recompute_layers", self.recompute_layers)
 
+    def _check_modules(self) -> None:
+        for name in self.recompute_modules:
+            _check_choice("recompute_modules", name, _MODULES)
+        if (self.recompute == "modules") != bool(self.recompute_modules):
+            raise ValueError(
+                f"recompute is {self.recompute!r} and recompute_modules {self.recompute_modules}; "
+                f'give the list with recompute="modules", and only then.'
+            )
+        for whole, part in (("attention", "core_attention"), ("mlp", "activation")):
+            if {whole, part} <= set(self.recompute_modules):
+                raise ValueError(
+                    f"recompute_modules has {whole} and {part}, which is a part of it; leave one "
+                    f"of the two out."
+                )
+
+    def computes_again(self, module: RecomputeModule) -> bool:
+        """Whether the backward pass computes ``module`` again by itself, not as part of a layer."""
+        if self.recompute == "selective":
+            return module == "core_attention"
+        return module in self.recompute_modules
+
     def check(self, config: GPTConfig) -> None:
         """Raise ValueError if ``config`` asks for what this way of computing cannot do."""
+        if self.computes_again("norm") and config.residual_post_layernorm:
+            raise ValueError(
+                "recompute_modules has norm, but with residual_post_layernorm the residual stream "
+                "keeps what the norms give; leave norm out."
+            )
         if self.attention_kernel == "fused" and config.attention_dropout > 0.0:
             raise ValueError(
                 f'attention_kernel="fused" cannot drop attention weights, but attention_dropout '

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from mds_core.collectives import exchange
 from mds_core.config import Execution, GPTConfig
@@ -24,6 +23,7 @@ from mds_core.layers.cache import KVCache
 from mds_core.layers.linear import ColumnParallelLinear, RowParallelLinear
 from mds_core.layers.norm import Norm
 from mds_core.layers.rope import Rotation, apply_rope
+from mds_core.memory import again
 from mds_core.rng import DropoutKey, Site, dropout, keep_mask
 
 __all__ = [
@@ -186,7 +186,7 @@ class AttentionCore(nn.Module):
         self.fused = execution.attention_kernel == "fused" or (
             execution.attention_kernel == "auto" and config.attention_dropout == 0.0
         )
-        self.recompute = execution.recompute == "selective"
+        self.computed_again = execution.computes_again("core_attention")
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, context: Context, *, mask: Tensor | None
@@ -203,19 +203,7 @@ class AttentionCore(nn.Module):
         Returns:
             [b, q, n d].
         """
-        if self.recompute and torch.is_grad_enabled():
-            attended: Tensor = checkpoint(
-                self._attend,
-                query,
-                key,
-                value,
-                context,
-                mask,
-                use_reentrant=False,
-                preserve_rng_state=False,
-            )
-        else:
-            attended = self._attend(query, key, value, context, mask)
+        attended = again(self._attend, query, key, value, context, mask, active=self.computed_again)
         return attended.transpose(1, 2).flatten(2)
 
     def _attend(
@@ -318,8 +306,15 @@ class SelfAttention(nn.Module):
             )
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        """Map [b, s, h] to [b, s, h]; a split sequence is whole only between the exchanges."""
-        qkv = exchange(self.linear_qkv(x), group=self.ulysses, split=2, join=1)
+        """Map [b, s, h] to [b, s, h]."""
+        return self.attend(self.linear_qkv(x), context)
+
+    def attend(self, qkv: Tensor, context: Context) -> Tensor:
+        """Go on from the projection [b, s, (n + 2 g) d] to [b, s, h].
+
+        A sequence that ranks share is whole only between the two exchanges.
+        """
+        qkv = exchange(qkv, group=self.ulysses, split=2, join=1)
         query, key, value = self._heads(qkv)
         if context.rotation is not None:
             query, key = apply_rope(query, *context.rotation), apply_rope(key, *context.rotation)

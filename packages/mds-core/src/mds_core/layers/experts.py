@@ -20,6 +20,7 @@ from mds_core.groups import group_rank, group_size
 from mds_core.init import scaled_std
 from mds_core.layers.linear import ColumnParallelLinear, RowParallelLinear
 from mds_core.layers.mlp import ACTIVATIONS
+from mds_core.memory import again
 
 __all__ = ["Expert", "Experts"]
 
@@ -31,6 +32,7 @@ class Expert(nn.Module):
         config: Shape of the model.
         tp: Ranks that share it; None for one.
         partial_over: Ranks that hold it whole and give it other tokens.
+        activate_again: Compute the activation again in the backward pass.
         dtype: Of the parameters.
         device: Of the parameters.
     """
@@ -41,12 +43,13 @@ class Expert(nn.Module):
         *,
         tp: ProcessGroup | None,
         partial_over: ProcessGroup | None,
+        activate_again: bool,
         dtype: torch.dtype,
         device: torch.device | str | None,
     ) -> None:
         super().__init__()
         self.activation, self.gated = ACTIVATIONS[config.activation], config.gated
-        self.tp, self.partial_over = tp, partial_over
+        self.tp, self.partial_over, self.activate_again = tp, partial_over, activate_again
         blocks = 2 if config.gated else 1
         self.linear_fc1 = ColumnParallelLinear(
             config.hidden_size,
@@ -74,6 +77,9 @@ class Expert(nn.Module):
         Entering and leaving the split layers is the caller's: once for all experts.
         """
         wide = self._product(self.linear_fc1, rows, self.linear_fc1.bias)
+        return again(self._narrow, wide, active=self.activate_again)
+
+    def _narrow(self, wide: Tensor) -> Tensor:
         if self.gated:
             gate, up = wide.chunk(2, dim=-1)
             wide = self.activation(gate) * up
@@ -110,6 +116,7 @@ class Experts(nn.Module):
         tp: Ranks that share each expert; None for one.
         partial_over: Ranks that hold the experts whole and give them other tokens.
         ep: Ranks that share out the experts; None for one.
+        activate_again: Compute the experts' activations again in the backward pass.
         dtype: Of the parameters.
         device: Of the parameters.
     """
@@ -122,6 +129,7 @@ class Experts(nn.Module):
         tp: ProcessGroup | None,
         partial_over: ProcessGroup | None,
         ep: ProcessGroup | None,
+        activate_again: bool,
         dtype: torch.dtype,
         device: torch.device | str | None,
     ) -> None:
@@ -132,7 +140,12 @@ class Experts(nn.Module):
         self.local_experts = nn.ModuleDict(
             {
                 str(number): Expert(
-                    config, tp=tp, partial_over=partial_over, dtype=dtype, device=device
+                    config,
+                    tp=tp,
+                    partial_over=partial_over,
+                    activate_again=activate_again,
+                    dtype=dtype,
+                    device=device,
                 )
                 for number in range(first, first + share)
             }

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from mds_core.config import GPTConfig
 from mds_core.init import scaled_std
 from mds_core.layers.linear import ColumnParallelLinear, RowParallelLinear
+from mds_core.memory import again
 
 __all__ = ["ACTIVATIONS", "MLP"]
 
@@ -48,6 +49,7 @@ class MLP(nn.Module):
         width: Between the two projections; the configuration's if None.
         tp: Ranks that share the layer; None for one.
         sequence_parallel: Inputs and outputs hold this rank's positions only.
+        activate_again: Compute the activation again in the backward pass.
         dtype: Of the parameters.
         device: Of the parameters.
     """
@@ -59,13 +61,14 @@ class MLP(nn.Module):
         width: int | None = None,
         tp: ProcessGroup | None = None,
         sequence_parallel: bool = False,
+        activate_again: bool = False,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         width = width or config.ffn_width
         self.activation = ACTIVATIONS[config.activation]
-        self.gated = config.gated
+        self.gated, self.activate_again = config.gated, activate_again
         blocks = 2 if config.gated else 1
         self.linear_fc1 = ColumnParallelLinear(
             config.hidden_size,
@@ -91,7 +94,13 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [b, s, h] to [b, s, h]; with sequence parallelism s is s / t outside."""
-        wide = self.linear_fc1(x)  # [b, s, f / t], or [b, s, 2 f / t]: gate and up
+        return self.narrow(self.linear_fc1(x))
+
+    def narrow(self, wide: Tensor) -> Tensor:
+        """Go on from the first projection, [b, s, f / t], or [b, s, 2 f / t]: gate and up."""
+        return again(self._narrow, wide, active=self.activate_again)
+
+    def _narrow(self, wide: Tensor) -> Tensor:
         if not self.gated:
             return self.linear_fc2(self.activation(wide))  # type: ignore[no-any-return]
         gate, up = wide.chunk(2, dim=-1)

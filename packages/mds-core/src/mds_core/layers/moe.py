@@ -126,6 +126,7 @@ class MoE(nn.Module):
             tp=groups.tp if self.split_experts else None,
             partial_over=None if self.split_experts else groups.tp,
             ep=groups.ep,
+            activate_again=execution.computes_again("activation"),
             dtype=dtype,
             device=device,
         )
@@ -136,6 +137,7 @@ class MoE(nn.Module):
                 width=config.shared_width,
                 tp=groups.tp,
                 sequence_parallel=execution.sequence_parallel,
+                activate_again=execution.computes_again("activation"),
                 dtype=dtype,
                 device=device,
             )

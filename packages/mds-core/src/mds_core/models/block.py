@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.utils.checkpoint import checkpoint
 
 from mds_core.config import Execution, GPTConfig
 from mds_core.groups import ProcessGroups, group_size
@@ -20,6 +19,7 @@ from mds_core.layers.embedding import VocabParallelHead
 from mds_core.layers.mlp import MLP
 from mds_core.layers.moe import MoE
 from mds_core.layers.norm import Norm
+from mds_core.memory import again, on_host
 from mds_core.rng import DropoutKey, Site, dropout, keep_mask
 
 __all__ = ["Build", "Stack", "TransformerLayer", "active_key", "drop"]
@@ -66,6 +66,7 @@ class Build(NamedTuple):
             self.config,
             tp=self.tp,
             sequence_parallel=self.execution.sequence_parallel,
+            activate_again=self.execution.computes_again("activation"),
             dtype=self.dtype,
             device=self.device,
         )
@@ -103,6 +104,7 @@ class TransformerLayer(nn.Module):
         super().__init__()
         config = build.config
         self.layer = numbered_from + layer
+        self.execution = build.execution
         self.probability = config.hidden_dropout
         self.parallel_residual = config.parallel_residual
         self.residual_post_layernorm = config.residual_post_layernorm
@@ -132,24 +134,42 @@ class TransformerLayer(nn.Module):
 
     def forward(self, hidden: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
         """Map [b, s, h] to [b, s, h] and what each sequence's routing costs, if it is routed."""
-        normed = self.input_layernorm(hidden)
-        attended = self.self_attention(normed, context)
+        attended, normed = self._attention(hidden, context)
         stream = normed if self.residual_post_layernorm else hidden
         stream = stream + self._drop(attended, context, site="attention_output")
         if self.pre_cross_attn_layernorm is not None and self.cross_attention is not None:
             normed = self.pre_cross_attn_layernorm(stream)
-            seen = self.cross_attention(normed, context)
+            whole = self.execution.computes_again("attention")
+            seen = again(self.cross_attention, normed, context, active=whole)
             stream = normed if self.residual_post_layernorm else stream
             stream = stream + self._drop(seen, context, site="cross_attention_output")
-        normed = self.pre_mlp_layernorm(hidden if self.parallel_residual else stream)
+        changed, cost, normed = self._mlp(hidden if self.parallel_residual else stream)
         stream = normed if self.residual_post_layernorm else stream
-        changed, cost = self._mlp(normed)
         return stream + self._drop(changed, context, site="mlp_output"), cost
 
-    def _mlp(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        if isinstance(self.mlp, MoE):
-            return self.mlp(x)  # type: ignore[no-any-return]
-        return self.mlp(x), None
+    def _attention(self, hidden: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """What self-attention adds to the stream, and its normalised input."""
+        if self.execution.computes_again("norm"):
+            qkv = again(self._normed_qkv, hidden)
+            return self.self_attention.attend(qkv, context), hidden
+        normed = self.input_layernorm(hidden)
+        whole = self.execution.computes_again("attention")
+        return again(self.self_attention, normed, context, active=whole), normed
+
+    def _normed_qkv(self, hidden: Tensor) -> Tensor:
+        return self.self_attention.linear_qkv(self.input_layernorm(hidden))  # type: ignore[no-any-return]
+
+    def _mlp(self, stream: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """What the MLP adds to the stream, what its routing costs, and its normalised input."""
+        if isinstance(self.mlp, MLP) and self.execution.computes_again("norm"):
+            return self.mlp.narrow(again(self._normed_fc1, stream)), None, stream
+        normed = self.pre_mlp_layernorm(stream)
+        changed = again(self.mlp, normed, active=self.execution.computes_again("mlp"))
+        return (*changed, normed) if isinstance(self.mlp, MoE) else (changed, None, normed)
+
+    def _normed_fc1(self, stream: Tensor) -> Tensor:
+        assert isinstance(self.mlp, MLP)
+        return self.mlp.linear_fc1(self.pre_mlp_layernorm(stream))  # type: ignore[no-any-return]
 
     def _drop(self, x: Tensor, context: Context, *, site: Site) -> Tensor:
         return drop(x, context, layer=self.layer, site=site, probability=self.probability)
@@ -190,14 +210,14 @@ class Stack(nn.Module):
     def forward(self, hidden: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
         """Map [b, s, h] to [b, s, h] and what each sequence's routing costs, [b] or None."""
         layers = list(self.layers.values())
-        full = self.execution.recompute == "full" and torch.is_grad_enabled()
+        full = self.execution.recompute == "full"
         step = self.execution.recompute_layers if full else len(layers)
         costs = []
-        for first in range(0, len(layers), step):
-            block = layers[first : first + step]
-            run = _recomputed if full else _run
-            hidden, cost = run(block, hidden, context)
-            costs.append(cost)
+        with on_host(active=self.execution.offload_activations and torch.is_grad_enabled()):
+            for first in range(0, len(layers), step):
+                block = layers[first : first + step]
+                hidden, cost = again(_run, block, hidden, context, active=full)
+                costs.append(cost)
         if self.final_layernorm is not None:
             hidden = self.final_layernorm(hidden)
         return hidden, _total(costs)
@@ -247,13 +267,3 @@ def _run(layers: list[nn.Module], hidden: Tensor, context: Context) -> tuple[Ten
 def _total(costs: list[Tensor | None]) -> Tensor | None:
     known = [cost for cost in costs if cost is not None]
     return torch.stack(known).sum(0) if known else None
-
-
-def _recomputed(
-    layers: list[nn.Module], hidden: Tensor, context: Context
-) -> tuple[Tensor, Tensor | None]:
-    """Run ``layers`` keeping their input only; the backward pass runs them again."""
-    # Masks are functions of sample and position: there is no generator state to preserve.
-    return checkpoint(  # type: ignore[no-any-return]
-        _run, layers, hidden, context, use_reentrant=False, preserve_rng_state=False
-    )

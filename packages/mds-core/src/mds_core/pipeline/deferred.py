@@ -35,7 +35,9 @@ class WeightGradients:
         """``x W^T + b`` whose backward pass leaves the gradients of W and b here."""
         if not torch.is_grad_enabled():
             return F.linear(x, weight, bias)
-        return cast("Tensor", _SplitLinear.apply(x, weight, bias, self))  # type: ignore[no-untyped-call]
+        link = _Link(cast("nn.Parameter", weight), cast("nn.Parameter | None", bias), self)
+        kept = _Remember.apply(x, weight, link)  # type: ignore[no-untyped-call]
+        return cast("Tensor", _Product.apply(kept, weight, bias, link))  # type: ignore[no-untyped-call]
 
     def put(self, closure: Callable[[], None]) -> None:
         """Keep one computation for later."""
@@ -52,23 +54,39 @@ class WeightGradients:
         return run
 
 
-class _SplitLinear(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, store: WeightGradients
-    ) -> Tensor:
-        ctx.save_for_backward(x)
+class _Link:
+    """What the two halves of one product tell each other in the backward pass."""
+
+    def __init__(
+        self, weight: nn.Parameter, bias: nn.Parameter | None, store: WeightGradients
+    ) -> None:
         # Recomputation would hand back a detached weight, whose gradient nobody reads.
-        ctx.weight, ctx.bias, ctx.store = weight, bias, store
-        return F.linear(x, weight, bias)
+        self.weight, self.bias, self.store = weight, bias, store
+        self.dy: Tensor | None = None
+
+
+class _Remember(torch.autograd.Function):
+    """Keep the input of a product.
+
+    It stands before the product, not in it: a recomputation, which ends when the last kept tensor
+    is there, then leaves the product out.
+    """
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, link: _Link) -> Tensor:
+        del weight  # it only makes the result require a gradient where x does not
+        ctx.save_for_backward(x)
+        ctx.link = link
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (x,) = ctx.saved_tensors
+        link = ctx.link
         # Without detach the runner, which runs with gradients on, would tie W's gradient to a graph
         # that holds all activations of the micro batch.
-        dy, kept = grads[0].detach(), x.detach()
-        weight, bias = ctx.weight, ctx.bias
+        dy, kept = link.dy, x.detach()
+        weight, bias, link.dy = link.weight, link.bias, None
 
         def weight_gradient() -> None:
             rows = dy.flatten(0, -2)
@@ -76,8 +94,22 @@ class _SplitLinear(torch.autograd.Function):
             if bias is not None:
                 _accumulate(bias, rows.sum(0))
 
-        ctx.store.put(weight_gradient)
-        return (dy @ weight.detach().to(dy.dtype)).to(x.dtype), None, None, None
+        link.store.put(weight_gradient)
+        return grads[0], None, None
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, link: _Link) -> Tensor:
+        ctx.link, ctx.dtype = link, x.dtype
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        dy = grads[0].detach()
+        ctx.link.dy = dy
+        dx = dy @ ctx.link.weight.detach().to(dy.dtype)
+        return dx.to(ctx.dtype), None, None, None
 
 
 def _accumulate(parameter: nn.Parameter, gradient: Tensor) -> None:
