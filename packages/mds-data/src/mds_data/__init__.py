@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from mds_data.datasets.blended import BlendedDataset
     from mds_data.datasets.fim import FillInTheMiddle
     from mds_data.datasets.gpt import GPTDataset
+    from mds_data.datasets.gpt_blend import gpt_datasets
     from mds_data.datasets.masking import MaskingStyle
     from mds_data.datasets.pairs import NMTDataset
     from mds_data.datasets.sft import SFTDataset
@@ -49,6 +50,7 @@ __all__ = [
     "TokenStore",
     "TokenizerFile",
     "Vocabulary",
+    "gpt_datasets",
     "open_store",
     "write_store",
 ]
@@ -69,6 +71,7 @@ _HOMES = {
     "TokenStore": "store.token_store",
     "TokenizerFile": "store.writer",
     "Vocabulary": "tokenizers.vocabulary",
+    "gpt_datasets": "datasets.gpt_blend",
     "open_store": "store.token_store",
     "write_store": "store.writer",
 }

@@ -105,19 +105,33 @@ class GPTDataset:
 
     def window(self, number: int) -> NDArray[Any]:
         """[s + 1] the ids of a sample, as stored; don't write into them."""
-        place = number + self._length if number < 0 else number
-        if not 0 <= place < self._length:
-            raise IndexError(f"sample {number} of {self._length}")
-        return self._window.read(place)
+        return self._window.read(self._place(number))
 
     def __getitem__(self, number: int) -> dict[str, NDArray[Any]]:
         """``tokens`` and ``labels`` [s] int64, ``loss_mask`` [s] float32, ``position_ids`` [s]."""
-        ids = self.window(number)
-        fill_in = self._fill_in
-        if fill_in is None:
+        return self._sample(self._place(number))
+
+    def beyond(self, number: int) -> dict[str, NDArray[Any]]:
+        """Sample ``number`` of the order without end, past ``len`` too.
+
+        The fast order goes on with further epochs, Megatron's begins again.
+        """
+        is_fast = isinstance(self._window, _FastWindows)
+        return self._sample(number if is_fast else number % self._length)
+
+    def _place(self, number: int) -> int:
+        place = number + self._length if number < 0 else number
+        if not 0 <= place < self._length:
+            raise IndexError(f"sample {number} of {self._length}")
+        return place
+
+    def _sample(self, place: int) -> dict[str, NDArray[Any]]:
+        ids = self._window.read(place)
+        if self._fill_in is None:
             ids = ids.astype(np.int64)
         else:
-            ids = fill_in.rearranged(ids, eod_id=self.store.eod_id, random=self._random(number))
+            random = np.random.default_rng(mix(self.seed, place, 4))
+            ids = self._fill_in.rearranged(ids, eod_id=self.store.eod_id, random=random)
         sample: dict[str, NDArray[Any]] = {
             "tokens": ids[:-1],
             "labels": ids[1:],
@@ -127,10 +141,6 @@ class GPTDataset:
         if self._marks_documents:
             self._mark_documents(sample)
         return sample
-
-    def _random(self, number: int) -> np.random.Generator:
-        place = number + self._length if number < 0 else number
-        return np.random.default_rng(mix(self.seed, place, 4))
 
     @property
     def tokens_per_sample(self) -> int:

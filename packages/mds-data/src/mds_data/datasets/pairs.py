@@ -94,6 +94,9 @@ class NMTDataset:
         place = number + self._length if number < 0 else number
         if not 0 <= place < self._length:
             raise IndexError(f"sample {number} of {self._length}")
+        return self._located(place)
+
+    def _located(self, place: int) -> tuple[NDArray[Any], NDArray[Any]]:
         first = int(self._first[self._order.locate(place)[1]])
         start = int(self._table.start[first])
         middle = start + int(self._table.length[first])
@@ -108,7 +111,13 @@ class NMTDataset:
             ``loss_mask`` [d], ``encoder_padding_mask`` [s] and ``decoder_padding_mask`` [d] (1
             where a token is), all int64; ``truncated``, a single number.
         """
-        source, target = self.pair(number)
+        return self._sample(*self.pair(number))
+
+    def beyond(self, number: int) -> dict[str, NDArray[Any]]:
+        """Sample ``number`` of the order without end, past ``len`` too: further epochs."""
+        return self._sample(*self._located(number))
+
+    def _sample(self, source: NDArray[Any], target: NDArray[Any]) -> dict[str, NDArray[Any]]:
         most = self.seq_length, self.decoder_seq_length - 1
         sample = encoder_decoder_sample(
             source[: most[0]].tolist(),

@@ -134,6 +134,10 @@ class SFTDataset:
         place = number + self._length if number < 0 else number
         if not 0 <= place < self._length:
             raise IndexError(f"sample {number} of {self._length}")
+        return self.beyond(place)
+
+    def beyond(self, number: int) -> dict[str, NDArray[Any]]:
+        """Sample ``number`` of the order without end, past ``len`` too: further epochs."""
         size = self.seq_length
         sample: dict[str, NDArray[Any]] = {
             "tokens": np.full(size, self._pad, np.int64),
@@ -142,7 +146,7 @@ class SFTDataset:
             "position_ids": np.zeros(size, np.int64),
         }
         borders = [0]
-        for member in self.bins[self._order.locate(place)[1]]:
+        for member in self.bins[self._order.locate(number)[1]]:
             borders.append(self._put(sample, int(self._documents[member]), at=borders[-1]))
         if borders[-1] < size:
             sample["position_ids"][borders[-1] :] = np.arange(size - borders[-1])

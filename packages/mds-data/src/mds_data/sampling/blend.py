@@ -62,6 +62,12 @@ class BlendOrder:
         source = int(self._sources[inside])
         return source, int(self._numbers[inside]) + period * self._counts[source]
 
+    def counts(self, place: int) -> list[int]:
+        """Samples that each source gave before ``place``."""
+        periods, inside = divmod(place, self._period)
+        begun = np.bincount(self._sources[:inside], minlength=len(self._counts)).tolist()
+        return [periods * each + more for each, more in zip(self._counts, begun, strict=True)]
+
     def arrays(self, count: int) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
         """[count] sources and [count] numbers within the source of the first places."""
         places = np.arange(count, dtype=np.int64)
