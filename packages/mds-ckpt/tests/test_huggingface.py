@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from mds_ckpt import convert, open_checkpoint
 from mds_ckpt.errors import RejectedError, UnsupportedError
 from mds_ckpt.families import choose
-from mds_ckpt.families.change import Grouped, Stacked, Thirds, Transposed
+from mds_ckpt.families.change import Fused, Grouped, Paired, Stacked, Thirds, Transposed
 from mds_ckpt.files.file_operations import REAL
 from mds_ckpt.manifest import ModelRecord
 from mds_ckpt.plan import Options
@@ -51,8 +51,16 @@ def test_changes_are_bijections(groups: int, queries: int, channels: int, hidden
     grouped = Grouped(groups, queries, channels)
     rows = groups * (queries + 2) * channels
     array = np.arange(rows * hidden).reshape(rows, hidden)
-    changes = [grouped, Thirds(grouped, conv=True), Thirds(grouped, conv=False), Transposed()]
-    for change in changes + ([Stacked()] if rows % 2 == 0 else []):
+    changes: list[Any] = [
+        grouped,
+        Thirds(grouped, conv=True),
+        Thirds(grouped, conv=False),
+        Transposed(),
+    ]
+    changes += [Stacked()] if rows % 2 == 0 else []
+    changes += [Fused(grouped)]
+    changes += [Paired(grouped), Fused(Paired(grouped))] if channels % 2 == 0 else []
+    for change in changes:
         assert np.array_equal(change.to_canonical(*change.to_hf(array)), array)
 
 

@@ -161,8 +161,8 @@ def test_arguments_come_from_the_common_state_of_newer_versions(tmp_path: Path) 
 
 def test_a_plain_distributed_checkpoint_keeps_its_names(tmp_path: Path) -> None:
     made = Sample(tmp_path / "step-10")
-    made.tensor("layers.0.attention.wq.weight", np.arange(6, dtype="f4").reshape(2, 3))
-    made.tensor("tok_embeddings.weight", np.arange(6, dtype="f4").reshape(3, 2))
+    made.tensor("blocks.0.weight", np.arange(6, dtype="f4").reshape(2, 3))
+    made.tensor("words.weight", np.arange(6, dtype="f4").reshape(3, 2))
 
     checkpoint = open_checkpoint(made.write(marker=False))
 

@@ -110,3 +110,49 @@ class Thirds:
         rows = self.grouped.groups * self.grouped.channels
         cuts = [self.grouped.queries * rows, (self.grouped.queries + 1) * rows]
         return self.grouped.to_canonical(*np.split(thirds, cuts))
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """Query and key rows whose rotating pairs stand side by side, against ours in halves.
+
+    Meta's Llama and its descendants rotate channels 0 and 1, 2 and 3, ...; ours, as transformers,
+    0 and d / 2, 1 and d / 2 + 1, ...; ``inner`` is how query, key and value lie otherwise.
+    """
+
+    inner: Grouped
+
+    def to_hf(self, array: Array) -> tuple[Array, ...]:
+        """[g (r + 2) d, ...] to query, key and value, the first two with pairs side by side."""
+        query, key, value = self.inner.to_hf(array)
+        half = self.inner.channels // 2
+        return self._swapped(query, half), self._swapped(key, half), value
+
+    def to_canonical(self, *arrays: Array) -> Array:
+        """The inverse."""
+        query, key, value = arrays
+        return self.inner.to_canonical(self._swapped(query, 2), self._swapped(key, 2), value)
+
+    def _swapped(self, array: Array, inner: int) -> Array:
+        """Rows of each head as [d / inner, inner], transposed."""
+        outer = self.inner.channels // inner
+        parts = array.reshape(-1, outer, inner, *array.shape[1:])
+        return parts.swapaxes(1, 2).reshape(array.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """One tensor that holds what ``inner`` has as several, one above the other."""
+
+    inner: Grouped | Paired
+
+    def to_hf(self, array: Array) -> tuple[Array, ...]:
+        """The parts, one above the other."""
+        return (np.concatenate(self.inner.to_hf(array)),)
+
+    def to_canonical(self, *arrays: Array) -> Array:
+        """The inverse."""
+        grouped = self.inner.inner if isinstance(self.inner, Paired) else self.inner
+        rows = grouped.groups * grouped.channels
+        cuts = [grouped.queries * rows, (grouped.queries + 1) * rows]
+        return self.inner.to_canonical(*np.split(arrays[0], cuts))

@@ -4,48 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mds_ckpt import companions
-from mds_ckpt.checkpoint import (
-    Checkpoint,
-    ComputedTensor,
-    LazyTensor,
-    PiecedTensor,
-    Source,
-    StoredPiece,
-)
+from mds_ckpt.checkpoint import Checkpoint, LazyTensor
 from mds_ckpt.errors import RejectedError, UnsupportedError
 from mds_ckpt.escape import printable
 from mds_ckpt.files.regular_file import name_fault
-from mds_ckpt.files.safetensors_file import SafetensorsFile, StoredTensor
 from mds_ckpt.formats import Format, refuse_read_options
 from mds_ckpt.plan import Options, Plan
 from mds_ckpt.read_options import ReadOptions
-from mds_ckpt.tensors.box import whole
+from mds_ckpt.stored import Stored, canonical_tensors, read_safetensors, read_torch, values
 
 if TYPE_CHECKING:
-    from mds_ckpt.checkpoint import Array
     from mds_ckpt.families import Family
     from mds_ckpt.families.rule import Rule
-    from mds_ckpt.pickles.archive import TorchFile
-    from mds_ckpt.pickles.records import TensorRef
 
 INDEX_NAME = "model.safetensors.index.json"
 _AGAIN = "download the model again"
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A tensor of a model's files, before it has a canonical name."""
-
-    path: Path
-    dtype: str
-    shape: tuple[int, ...]
-    source: Source
 
 
 _WEIGHT_FILES = (
@@ -149,42 +126,7 @@ def _weight_map(path: Path) -> dict[str, str]:
 
 
 def _read_file(path: Path) -> dict[str, Stored]:
-    if path.suffix == ".safetensors":
-        file = SafetensorsFile(path, cache_links=True)
-        return {
-            name: Stored(
-                path,
-                entry.dtype,
-                entry.shape,
-                StoredTensor(file, name, dtype=entry.dtype, shape=entry.shape),
-            )
-            for name, entry in file.header.entries.items()
-        }
-    return _read_torch_file(path)
-
-
-def _read_torch_file(path: Path) -> dict[str, Stored]:
-    from mds_ckpt.pickles.archive import open_torch_file
-    from mds_ckpt.pickles.records import TensorRef
-
-    file = open_torch_file(path)
-    if not isinstance(file.value, Mapping):
-        raise RejectedError(path, "it does not hold a dictionary of tensors", remedy=_AGAIN)
-    tensors = {}
-    for name, value in file.value.items():
-        if not isinstance(name, str) or not isinstance(value, TensorRef):
-            raise RejectedError(path, "it is not a tensor", remedy=_AGAIN, tensor=str(name))
-        tensors[name] = Stored(path, value.dtype, value.shape, _TorchSource(file, value))
-    return tensors
-
-
-@dataclass(frozen=True, slots=True)
-class _TorchSource:
-    file: TorchFile
-    tensor: TensorRef
-
-    def read(self, start: int, stop: int) -> Array:
-        return self.file.read(self.tensor, start=start, stop=stop).reshape(-1)
+    return read_safetensors(path) if path.suffix == ".safetensors" else read_torch(path)
 
 
 # Their canonical names ---------------------------------------------------------------------------
@@ -221,53 +163,15 @@ def _canonical(
     notes: list[str],
 ) -> dict[str, LazyTensor]:
     """Every rule's tensor; what else is stored is named in ``notes``, or refused."""
-    stored_name = _stored_name(family, rules[0].hf[0].name, stored)
-    unused = dict(stored)
-    tensors = {}
-    for rule in rules:
-        parts = []
-        for target in rule.hf:
-            part = unused.pop(stored_name(target.name), None)
-            if part is None:
-                raise RejectedError(folder, "it is missing", remedy=_AGAIN, tensor=target.name)
-            if part.shape != target.shape:
-                raise RejectedError(
-                    part.path,
-                    f"it has shape {list(part.shape)} where config.json gives {list(target.shape)}",
-                    remedy="correct config.json, it does not describe these weights",
-                    tensor=target.name,
-                )
-            parts.append(part)
-        tensors[rule.canonical.name] = _tensor(rule, parts)
+    tensors, unused = canonical_tensors(
+        folder,
+        rules,
+        stored,
+        config_name="config.json",
+        stored_name=_stored_name(family, rules[0].hf[0].name, stored),
+    )
     notes.extend(_account(folder, family, unused, tensors))
     return tensors
-
-
-def _tensor(rule: Rule, parts: Sequence[Stored]) -> LazyTensor:
-    name, shape, dtype = rule.canonical.name, rule.canonical.shape, parts[0].dtype
-    for part, target in zip(parts, rule.hf, strict=True):
-        if part.dtype != dtype:
-            raise RejectedError(
-                part.path,
-                f"it is {part.dtype} and its sister '{rule.hf[0].name}' is {dtype}",
-                remedy="save the model in one type",
-                tensor=target.name,
-            )
-    if len(parts) == 1 and parts[0].shape == shape and rule.is_same:
-        pieces = [StoredPiece(whole(shape), None, parts[0].source)]
-        return PiecedTensor(name, shape, dtype, pieces=pieces)
-    return ComputedTensor(name, shape, dtype, compute=partial(_join, rule, tuple(parts)))
-
-
-def _join(rule: Rule, parts: Sequence[Stored]) -> Array:
-    return rule.change.to_canonical(*(_whole(part) for part in parts))
-
-
-def _whole(part: Stored) -> Array:
-    count = 1
-    for extent in part.shape:
-        count *= extent
-    return part.source.read(0, count).reshape(part.shape)
 
 
 def _account(
@@ -292,7 +196,7 @@ def _is_equal(part: Stored, twin: LazyTensor | None) -> bool:
     """Whether a tensor that should not be stored equals its twin, byte for byte."""
     if twin is None or (part.dtype, part.shape) != (twin.dtype, twin.shape):
         return False
-    return bool(_whole(part).tobytes() == twin.numpy().tobytes())
+    return bool(values(part).tobytes() == twin.numpy().tobytes())
 
 
 def _plan(checkpoint: Checkpoint, options: Options) -> Plan:

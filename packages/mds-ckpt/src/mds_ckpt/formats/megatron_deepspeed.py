@@ -34,7 +34,12 @@ def detect(path: Path) -> bool:
     except RejectedError:
         # A hostile or broken `latest` beside DeepSpeed's folders; opening will say so.
         return not (path / "latest_universal").exists()
-    return folder is not None and not (folder / "zero").is_dir()
+    return folder is not None and not (folder / "zero").is_dir() and not _is_gpt_neox(folder)
+
+
+def _is_gpt_neox(folder: Path) -> bool:
+    """Whether its layers begin at 0, which is another format's."""
+    return (folder / "layer_00-model_00-model_states.pt").exists()
 
 
 def open_deepspeed(path: Path, options: ReadOptions | None = None) -> Checkpoint:

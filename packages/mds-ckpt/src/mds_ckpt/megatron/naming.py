@@ -55,6 +55,8 @@ _LINEARS: Mapping[str, tuple[str, Sharing, Sharing]] = MappingProxyType(
         "self_attention.linear_proj": ("self_attention.linear_proj", "row", "replicated"),
         "mlp.linear_fc1": ("mlp.linear_fc1", "gated", "gated"),
         "mlp.linear_fc2": ("mlp.linear_fc2", "row", "replicated"),
+        "mlp.linear1": ("mlp.linear_fc1", "gated", "gated"),
+        "mlp.linear2": ("mlp.linear_fc2", "row", "replicated"),
     }
 )
 """Stored name, canonical name, sharing of the weight, sharing of the bias."""

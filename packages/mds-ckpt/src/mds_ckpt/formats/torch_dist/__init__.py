@@ -45,8 +45,10 @@ def find(path: Path) -> Path | None:
 
 def detect(path: Path) -> bool:
     """Whether ``path`` holds a distributed checkpoint of torch."""
+    from mds_ckpt.formats import torchtitan
+
     try:
-        return find(path) is not None
+        return find(path) is not None and not torchtitan.detect(path)
     except RejectedError:
         return False
 
