@@ -1,4 +1,4 @@
-"""The command line: run, resume, generate, doctor. Heavy imports wait until they are needed."""
+"""The command line: run, resume, generate, report, doctor, config. Imports wait until needed."""
 
 from __future__ import annotations
 
@@ -95,7 +95,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         "run": _run_parser,
         "resume": _resume_parser,
         "generate": _generate_parser,
+        "report": _report_parser,
         "doctor": _doctor_parser,
+        "config": _config_parser,
     }
     commands = {name: make(subparsers) for name, make in makers.items()}
     for command in commands.values():
@@ -173,12 +175,44 @@ def _generate_parser(commands: _Commands[argparse.ArgumentParser]) -> argparse.A
     return parser
 
 
+def _report_parser(commands: _Commands[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    from mds_train.report.command import EXAMPLES, add_arguments
+
+    text = "Write a page with the curves, speed and events of runs, side by side."
+    parser = commands.add_parser(
+        "report",
+        help=text,
+        description=text,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_arguments(parser)
+    parser.set_defaults(command=_make_report)
+    return parser
+
+
 def _doctor_parser(commands: _Commands[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     text = "Look at versions, devices, kernels, stale locks, shared memory and disk."
     parser = commands.add_parser("doctor", help=text, description=text, allow_abbrev=False)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.set_defaults(command=_doctor)
     return parser
+
+
+def _config_parser(commands: _Commands[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    from mds_train.migration.command import add_import_parser
+
+    return add_import_parser(commands, command=_import_config)
+
+
+def _import_config(
+    options: argparse.Namespace, rest: list[str], environment: Environment, console: Console
+) -> int:
+    del environment
+    from mds_train.migration.command import run_import
+
+    return run_import(options, rest, console)
 
 
 def _run(
@@ -272,6 +306,16 @@ def _generate(
         line = json.dumps({"prompt": prompt, "text": text, "tokens": answer}, ensure_ascii=False)
         sys.stdout.write((line if options.json else prompt + text) + "\n")
     return ExitCode.DONE
+
+
+def _make_report(
+    options: argparse.Namespace, rest: list[str], environment: Environment, console: Console
+) -> int:
+    del environment, console
+    _no_more(rest)
+    from mds_train.report.command import make_report
+
+    return make_report(options)
 
 
 def _doctor(

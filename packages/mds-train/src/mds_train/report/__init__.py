@@ -1,0 +1,1 @@
+"""Reports on runs: one HTML page, pictures and tables from what the runs wrote."""
