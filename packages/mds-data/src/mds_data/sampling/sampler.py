@@ -5,14 +5,22 @@ it, and ranks share those out, so another number of ranks goes on with exactly t
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mds_data.sampling.permutation import EpochOrder
 
-__all__ = ["ResumableSampler"]
+__all__ = ["ResumableSampler", "SampleOrder"]
+
+
+class SampleOrder(Protocol):
+    """An order of sample numbers without end."""
+
+    def indices(self, start: int, count: int) -> NDArray[np.int64]:
+        """[count] the sample numbers at places ``start`` to ``start + count``."""
+        ...
 
 
 class ResumableSampler:
@@ -31,6 +39,8 @@ class ResumableSampler:
         shuffle: Permute the samples anew in each epoch. A `GPTDataset` is shuffled by itself.
         seed: Chooses the permutations.
         consumed_samples: Where to begin.
+        order: Another endless order of sample numbers, such as a curriculum; ``shuffle`` and
+            ``seed`` are then its own affair.
     """
 
     def __init__(
@@ -44,6 +54,7 @@ class ResumableSampler:
         shuffle: bool = False,
         seed: int = 1234,
         consumed_samples: int = 0,
+        order: SampleOrder | None = None,
     ) -> None:
         if not 0 <= rank < num_ranks:
             raise ValueError(f"rank ({rank}) must be one of num_ranks ({num_ranks})")
@@ -57,7 +68,7 @@ class ResumableSampler:
         self.seed = seed
         self.consumed_samples = consumed_samples
         self.micro_batch_size = self._checked_micro_batch(micro_batch_size)
-        self._order = EpochOrder(num_samples, seed=seed, shuffle=shuffle)
+        self._order: SampleOrder = order or EpochOrder(num_samples, seed=seed, shuffle=shuffle)
 
     def _checked_micro_batch(self, micro_batch_size: int | None) -> int:
         share, rest = divmod(self.global_batch_size, self.num_ranks)

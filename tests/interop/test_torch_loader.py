@@ -1,0 +1,127 @@
+"""A torch DataLoader sees the same batches with any number of ranks and workers, and on resume."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mds_data import GPTDataset, ResumableSampler, open_store, write_store
+
+torch = pytest.importorskip("torch", reason="it loads the batches")
+
+from mds_data.torch_dataset import TorchDataset, data_loader  # noqa: E402
+
+SEQ_LENGTH = 16
+GLOBAL_BATCH = 12
+STEPS = 14
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> GPTDataset:
+    random = np.random.default_rng(0)
+    path = tmp_path_factory.mktemp("data") / "store"
+    lengths = random.integers(5, 60, 40)
+    documents = [np.append(random.integers(1, 500, length), 0) for length in lengths]
+    write_store(path, documents, vocab_size=500, eod_id=0)
+    return GPTDataset(open_store(path), seq_length=SEQ_LENGTH, reset_attention_mask=True)
+
+
+def sampler_of(dataset: GPTDataset, **options: Any) -> ResumableSampler:
+    return ResumableSampler(
+        len(dataset), global_batch_size=GLOBAL_BATCH, shuffle=True, seed=5, **options
+    )
+
+
+def global_batches(
+    dataset: GPTDataset, *, ranks: int, micro: int, workers: int, consumed: int = 0, steps: int
+) -> list[list[list[int]]]:
+    """Tokens of each step's global batch, put together from the loaders of all ranks."""
+    loaders: list[Iterator[Any]] = [
+        iter(
+            data_loader(
+                dataset,
+                sampler_of(
+                    dataset,
+                    rank=rank,
+                    num_ranks=ranks,
+                    micro_batch_size=micro,
+                    consumed_samples=consumed,
+                ),
+                num_workers=workers,
+            )
+        )
+        for rank in range(ranks)
+    ]
+    batches = []
+    for _ in range(steps):
+        rows: list[list[int]] = []
+        for _ in range(GLOBAL_BATCH // (ranks * micro)):
+            for loader in loaders:
+                rows += next(loader)["tokens"].tolist()
+        batches.append(rows)
+    return batches
+
+
+def expected_batches(dataset: GPTDataset, *, first: int = 0, steps: int) -> list[list[list[int]]]:
+    sampler = sampler_of(dataset)
+    return [
+        [dataset[int(number)]["tokens"].tolist() for number in sampler.global_batch(step)]
+        for step in range(first, first + steps)
+    ]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("ranks", "micro", "workers"),
+    [(1, 12, 0), (1, 3, 2), (2, 3, 1), (3, 2, 0), (4, 3, 2), (6, 1, 0), (12, 1, 0)],
+)
+def test_ranks_and_workers_do_not_show(
+    dataset: GPTDataset, ranks: int, micro: int, workers: int
+) -> None:
+    assert len(dataset) < STEPS * GLOBAL_BATCH  # the epoch ends on the way
+    batches = global_batches(dataset, ranks=ranks, micro=micro, workers=workers, steps=STEPS)
+    assert batches == expected_batches(dataset, steps=STEPS)
+
+
+@pytest.mark.timeout(300)
+def test_a_run_goes_on_mid_epoch_with_other_ranks_and_workers(dataset: GPTDataset) -> None:
+    sampler = sampler_of(dataset, num_ranks=4)
+    before = global_batches(dataset, ranks=4, micro=1, workers=1, steps=5)
+    sampler.advance(5)
+    state = sampler.state_dict()
+
+    resumed = sampler_of(dataset, num_ranks=3).load_state_dict(state)
+    after = global_batches(
+        dataset, ranks=3, micro=4, workers=2, consumed=resumed.consumed_samples, steps=9
+    )
+
+    assert before + after == expected_batches(dataset, steps=14)
+
+
+@pytest.mark.timeout(300)
+def test_workers_may_be_spawned(dataset: GPTDataset) -> None:
+    loader = torch.utils.data.DataLoader(
+        TorchDataset(dataset),
+        batch_sampler=sampler_of(dataset),
+        num_workers=2,
+        multiprocessing_context="spawn",
+        collate_fn=_first,
+    )
+    batches = [batch["tokens"].tolist() for batch in islice(iter(loader), 3)]
+    assert batches == expected_batches(dataset, steps=3)
+
+
+def _first(batch: Any) -> Any:
+    return batch
+
+
+def test_borders_of_documents_run_on_through_a_batch(dataset: GPTDataset) -> None:
+    batch = TorchDataset(dataset).__getitems__([3, 0, 7])
+    flat = batch["tokens"].flatten().tolist()
+    starts = {0, 16, 32} | {place + 1 for place, token in enumerate(flat) if token == 0}
+    assert batch["cumulative_lengths"].tolist() == sorted(starts | {48})
+    assert batch["cumulative_lengths"].dtype == torch.int32
