@@ -31,6 +31,7 @@ __all__ = [
     "Settings",
     "build",
     "document_with_origins",
+    "given_settings",
     "read_toml",
     "read_variables",
 ]
@@ -225,6 +226,24 @@ def document_with_origins(settings: Settings) -> str:
         origin = setting.origin if setting else "default"
         rows.append(_row(spec, value=value, origin=origin))
     width = min(48, max(len(left) for left, _ in rows))
+    lines = [f"{left:<{width}}  # {origin}" if origin else left.strip() for left, origin in rows]
+    return "\n".join(lines).strip() + "\n"
+
+
+def given_settings(settings: Settings) -> str:
+    """Return only what is set as TOML; a comment on each line says where it is from."""
+    rows: list[tuple[str, str]] = []
+    table = ""
+    for key, spec in field_table(TrainConfig).items():
+        setting = settings.get(key)
+        if setting is None or setting.value is None or setting.value == ():
+            continue
+        if spec.table != table:
+            table = spec.table
+            rows.append(("\n" if rows else "", ""))
+            rows.append((f"[{table}]", ""))
+        rows.append(_row(spec, value=setting.value, origin=setting.origin))
+    width = min(48, max((len(left) for left, _ in rows), default=0))
     lines = [f"{left:<{width}}  # {origin}" if origin else left.strip() for left, origin in rows]
     return "\n".join(lines).strip() + "\n"
 

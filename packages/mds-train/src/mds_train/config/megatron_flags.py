@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mds_train.config.fields import FieldSpec, field_table, from_text, type_name
@@ -24,7 +24,15 @@ from mds_train.config.megatron_table import OLD_FLAGS
 from mds_train.config.schema import TrainConfig
 from mds_train.errors import UsageError
 
-__all__ = ["OLD_FLAGS", "OldSettings", "is_old_flag", "resolve_old_flags", "take_old_flags"]
+__all__ = [
+    "OLD_FLAGS",
+    "OldSettings",
+    "Outcome",
+    "is_old_flag",
+    "read_flags",
+    "resolve_old_flags",
+    "take_old_flags",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -54,19 +62,49 @@ def take_old_flags(arguments: Sequence[str]) -> tuple[OldSettings, list[str]]:
     settings: dict[str, Setting] = {}
     deferred: list[tuple[str, Derived, float]] = []
     rest: list[str] = []
+    for outcome in read_flags(arguments):
+        if outcome.error is not None:
+            raise outcome.error
+        if outcome.remark:
+            logger.warning("%s", outcome.remark)
+        settings |= outcome.settings
+        deferred += outcome.deferred
+        rest += outcome.unknown
+    return OldSettings(settings=settings, deferred=tuple(deferred)), rest
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What became of one flag."""
+
+    typed: str
+    values: tuple[str, ...] = ()
+    settings: Settings = dataclasses.field(default_factory=dict)
+    deferred: tuple[tuple[str, Derived, float], ...] = ()
+    remark: str = ""
+    """A sentence: it does nothing here, or means something a little different."""
+    is_idle: bool = False
+    """It does nothing here."""
+    error: UsageError | None = None
+    unknown: tuple[str, ...] = ()
+    """The word itself, where it is no flag of the original."""
+
+
+def read_flags(arguments: Sequence[str]) -> Iterator[Outcome]:
+    """Go through a command line and say of each flag of the original what it does here."""
     words = list(arguments)
     while words:
         word = words.pop(0)
         flag = _by_name().get(_normal(word)) if word.startswith("--") else None
         if flag is None:
-            rest.append(word)
+            yield Outcome(typed=word, unknown=(word,))
             continue
         values = _values_of(word, words=words)
-        if isinstance(flag, Derived):
-            deferred.append((word, flag, _number(word, values)))
-        else:
-            settings |= _apply(flag, typed=word.partition("=")[0], values=values)
-    return OldSettings(settings=settings, deferred=tuple(deferred)), rest
+        typed = word.partition("=")[0]
+        try:
+            yield _outcome(flag, typed=typed, values=values)
+        except UsageError as error:
+            yield Outcome(typed=typed, values=tuple(values), error=error)
 
 
 def resolve_old_flags(old: OldSettings, *, settings: Settings) -> Settings:
@@ -100,44 +138,57 @@ def _needed(typed: str, choice: str, *, settings: Settings) -> Any:
     raise UsageError(f"{typed} needs {choice.replace('|', ' or ')}, which is not set.")
 
 
-def _apply(flag: OldFlag, *, typed: str, values: Sequence[str]) -> dict[str, Setting]:
-    origin = f"command line {typed}"
-    if isinstance(flag, Refused):
-        raise UsageError(f"{typed} is not taken over: {flag.instead}.")
-    if isinstance(flag, Ignored):
-        _expect(typed, values, count=1 if flag.takes_value else 0)
-        logger.warning("%s does nothing here: %s.", typed, flag.reason)
-        return {}
-    if isinstance(flag, Only):
-        _expect(typed, values, count=1)
-        if values[0] not in flag.allowed:
-            raise UsageError(
-                f"{typed} is {values[0]!r}, but only {flag.allowed[0]!r} is taken over; "
-                f"{flag.instead}."
-            )
-        return {}
-    if isinstance(flag, Many):
-        return _several(flag, typed=typed, values=values)
-    if isinstance(flag, Switch):
-        _expect(typed, values, count=0)
-        return {key: Setting(value=value, origin=origin) for key, value in flag.values.items()}
-    assert isinstance(flag, Value)
+def _outcome(flag: OldFlag, *, typed: str, values: Sequence[str]) -> Outcome:
+    origin, given = f"command line {typed}", tuple(values)
+    match flag:
+        case Refused():
+            raise UsageError(f"{typed} is not taken over: {flag.instead}.")
+        case Ignored():
+            _expect(typed, values, count=1 if flag.takes_value else 0)
+            remark = f"{typed} does nothing here: {flag.reason}."
+            return Outcome(typed=typed, values=given, remark=remark, is_idle=True)
+        case Only():
+            _check_only(flag, typed=typed, values=values)
+            return Outcome(typed=typed, values=given)
+        case Many():
+            fields = _several(flag, typed=typed, values=values)
+        case Switch():
+            _expect(typed, values, count=0)
+            fields = dict(flag.values)
+        case Derived():
+            deferred = ((typed, flag, _number(typed, values)),)
+            return Outcome(typed=typed, values=given, deferred=deferred)
+        case Value():
+            fields = _one(flag, typed=typed, values=values)
+        case _:
+            raise AssertionError(flag)
+    settings = {key: Setting(value=value, origin=origin) for key, value in fields.items()}
+    note = flag.note if isinstance(flag, Value) else ""
+    remark = f"{typed} sets {', '.join(fields)}: {note}." if note else ""
+    return Outcome(typed=typed, values=given, settings=settings, remark=remark)
+
+
+def _check_only(flag: Only, *, typed: str, values: Sequence[str]) -> None:
     _expect(typed, values, count=1)
-    if flag.note:
-        logger.warning("%s sets %s: %s.", typed, flag.key, flag.note)
+    if values[0] not in flag.allowed:
+        raise UsageError(
+            f"{typed} is {values[0]!r}, but only {flag.allowed[0]!r} is taken over; {flag.instead}."
+        )
+
+
+def _one(flag: Value, *, typed: str, values: Sequence[str]) -> dict[str, Any]:
+    _expect(typed, values, count=1)
     text = flag.convert(values[0]) if flag.convert else values[0]
-    return {flag.key: Setting(value=_typed(flag.key, text, typed=typed), origin=origin)}
+    return {flag.key: _typed(flag.key, text, typed=typed)}
 
 
-def _several(flag: Many, *, typed: str, values: Sequence[str]) -> dict[str, Setting]:
+def _several(flag: Many, *, typed: str, values: Sequence[str]) -> Mapping[str, Any]:
     # Scripts hold all values in one quoted word as often as in several.
     words = [part for value in values for part in value.split()]
     try:
-        fields = flag.read(words)
+        return flag.read(words)
     except ValueError as error:
         raise UsageError(f"{typed} {error}.") from error
-    origin = f"command line {typed}"
-    return {key: Setting(value=value, origin=origin) for key, value in fields.items()}
 
 
 def _typed(key: str, text: str, *, typed: str) -> Any:

@@ -1,0 +1,1 @@
+"""From Megatron(-DeepSpeed)'s launch scripts to a configuration of ours: read, never executed."""

@@ -1,0 +1,109 @@
+"""Defaults of the original that differ from ours, and why ours differ. The docs show this table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["DIFFERENT_DEFAULTS", "DefaultDifference", "missing_defaults"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DefaultDifference:
+    """One default of the original that is another one here.
+
+    Attributes:
+        flags: The original's flags, any of which takes the default's place.
+        theirs: The original's default, as one would type it.
+        key: Our field.
+        value: What to write into it for the original's default.
+        why: Why ours differs.
+    """
+
+    flags: tuple[str, ...]
+    theirs: str
+    key: str
+    value: Any
+    why: str
+
+
+def _difference(flags: str, theirs: str, key: str, value: Any, why: str) -> DefaultDifference:
+    return DefaultDifference(
+        flags=tuple(flags.split()), theirs=theirs, key=key, value=value, why=why
+    )
+
+
+DIFFERENT_DEFAULTS: tuple[DefaultDifference, ...] = (
+    _difference(
+        "--hidden-dropout", "0.1", "model.hidden_dropout", 0.1, "large models train without"
+    ),
+    _difference(
+        "--attention-dropout",
+        "0.1",
+        "model.attention_dropout",
+        0.1,
+        "large models train without, and fused attention needs 0",
+    ),
+    _difference(
+        "--no-bias-gelu-fusion --openai-gelu --swiglu --squared-relu",
+        "the fused GELU, by tanh",
+        "model.activation",
+        "gelu_tanh",
+        "a kernel must not choose the function; --no-bias-gelu-fusion is the exact one, `gelu`",
+    ),
+    _difference("--adam-beta2", "0.999", "optimizer.beta2", 0.999, "0.95 is what papers use since"),
+    _difference(
+        "--weight-decay --start-weight-decay",
+        "0.01",
+        "optimizer.weight_decay",
+        0.01,
+        "0.1 is what papers use since",
+    ),
+    _difference(
+        "--lr-decay-style", "linear", "schedule.kind", "linear", "cosine is what most runs ask for"
+    ),
+    _difference(
+        "--split", "969, 30, 1", "data.split", "969,30,1", "a store says itself how it is split"
+    ),
+    _difference(
+        "",
+        "its shuffle index",
+        "data.order",
+        "megatron",
+        '"fast" is computed, needs no cache, and keeps its order when a run is made longer',
+    ),
+    _difference(
+        "--num-workers", "2", "data.workers", 2, "reading a store takes too little time to matter"
+    ),
+    _difference(
+        "--eval-interval", "1000", "watch.eval_interval", 1000, "validation is asked for, or not"
+    ),
+    _difference("--log-interval", "100", "watch.log_interval", 100, "every step is in the metrics"),
+    _difference(
+        "--distributed-timeout-minutes",
+        "10",
+        "parallel.timeout_seconds",
+        600.0,
+        "a lost rank is known sooner",
+    ),
+    _difference(
+        "", "all are kept", "checkpoint.keep_last", 0, "disks are finite; 0 keeps all of them"
+    ),
+)
+
+
+def missing_defaults(given: Sequence[str]) -> Mapping[str, tuple[Any, str]]:
+    """Fields that the original's defaults would set, as value and origin.
+
+    Args:
+        given: The flags of a command line, with dashes.
+    """
+    return {
+        item.key: (
+            item.value,
+            f"Megatron's default of {item.flags[0]}" if item.flags else "as Megatron has it",
+        )
+        for item in DIFFERENT_DEFAULTS
+        if not set(item.flags) & set(given)
+    }
