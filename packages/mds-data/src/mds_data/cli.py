@@ -10,6 +10,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from mds_data.commands.curation_parser import add_curation_commands
 from mds_data.commands.errors import exit_code, sentence
 from mds_data.commands.paired_parser import add_paired_commands
 from mds_data.commands.parser import add_preprocess, add_sample_corpus, add_train_tokenizer
@@ -72,6 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_train_tokenizer(commands)
     add_preprocess(commands)
     add_paired_commands(commands)
+    add_curation_commands(commands)
     add_privacy_commands(commands)
     add_store_commands(commands)
     return parser

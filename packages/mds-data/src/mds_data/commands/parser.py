@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
 
 __all__ = [
+    "add_input_options",
     "add_preprocess",
     "add_sample_corpus",
     "add_tokenizer_options",
@@ -74,7 +75,7 @@ def add_train_tokenizer(commands: Commands) -> None:
         "  mds-data train-tokenizer --input 'data/*.jsonl.gz' --model unigram \\\n"
         "                           --vocab-size 32000 --output tokenizer.model",
     )
-    _add_inputs(parser)
+    add_input_options(parser)
     parser.add_argument(
         "--output",
         type=Path,
@@ -109,7 +110,8 @@ def add_train_tokenizer(commands: Commands) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
 
 
-def _add_inputs(parser: argparse.ArgumentParser) -> None:
+def add_input_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say what text is read, and how."""
     group = parser.add_argument_group("input")
     group.add_argument(
         "--input",
@@ -167,7 +169,7 @@ def add_preprocess(commands: Commands) -> None:
         "                      --vocab-file gpt2-vocab.json --merge-file gpt2-merges.txt \\\n"
         "                      --append-eod --workers 8 --output-prefix my-gpt2",
     )
-    _add_inputs(parser)
+    add_input_options(parser)
     output = parser.add_argument_group("output").add_mutually_exclusive_group(required=True)
     output.add_argument(
         "--output", type=Path, metavar="STORE", help="the store; with several keys STORE_KEY each"
