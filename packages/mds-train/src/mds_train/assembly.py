@@ -17,8 +17,8 @@ from mds_core.models import GPT
 from mds_core.sharding import ParameterShard
 from mds_train.batches import BatchReader, Samples
 from mds_train.config import TrainConfig
-from mds_train.data.building import Stores, open_stores, training_samples, validation_samples
 from mds_train.config.batch_growth import BatchSizes
+from mds_train.data.building import Stores, open_stores, training_samples, validation_samples
 from mds_train.engines.interface import Engine
 from mds_train.model_building import build_model
 from mds_train.schedule import Schedule

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mds_train.config import TrainConfig
@@ -52,9 +51,9 @@ def _model_rows(config: TrainConfig) -> list[tuple[str, str]]:
 
 
 def _data_rows(config: TrainConfig) -> list[tuple[str, str]]:
-    from mds_train.data.building import epoch_lengths, open_stores
-    from mds_train.config.length_growth import SequenceLengths
     from mds_train.config.batch_growth import BatchSizes
+    from mds_train.config.length_growth import SequenceLengths
+    from mds_train.data.building import epoch_lengths, open_stores
 
     stores = open_stores(config)
     epoch = sum(epoch_lengths(config, stores))
