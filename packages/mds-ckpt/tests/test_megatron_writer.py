@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ from mds_ckpt.writers.megatron import plan
 def written(
     source: Checkpoint, target: Path, *, tp: int = 1, pp: int = 1, **more: Any
 ) -> Checkpoint:
-    layout = TargetLayout(tp_size=tp, pp_size=pp, divisible_by=more.pop("divisible_by", None))
-    release = more.pop("is_release", False)
-    made = plan(source, Options(**more), layout=layout, is_release=release)
+    extra = {key: more.pop(key) for key in ("divisible_by", "vp_size") if key in more}
+    layout = TargetLayout(tp_size=tp, pp_size=pp, **extra)
+    made = plan(source, Options(**more), layout=layout)
     check_accounting(source, made)
     target.mkdir()
     made.write(target, REAL)
@@ -128,7 +129,7 @@ def test_a16_the_engines_counts_are_written(tmp_path: Path) -> None:
 
 
 def test_a16_a_release_begins_at_zero(tmp_path: Path) -> None:
-    written(open_checkpoint(case("A16") / "in"), tmp_path / "out", is_release=True)
+    convert(case("A16") / "in", tmp_path / "out", to="megatron", release=True)
 
     tracker = tmp_path / "out" / "latest_checkpointed_iteration.txt"
     state = open_torch_file(
@@ -148,6 +149,34 @@ def test_a07_uneven_stages_round_trip_and_too_many_are_refused(tmp_path: Path) -
     assert_equal(found, source)
     with pytest.raises(UnsupportedError, match=r"7 layers .* 12 pipeline stages"):
         plan(source, Options(), layout=TargetLayout(pp_size=12))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_virtual_pipeline_stages_hold_every_nth_chunk(tmp_path: Path, tied: bool) -> None:
+    sample = Sample(layers=8, tied=tied)
+    source = open_checkpoint(sample.write(tmp_path / "in"))
+
+    found = written(source, tmp_path / "out", tp=2, pp=2, vp_size=2)
+
+    states = {state: part for state, part in source.states.items() if state != "master"}
+    assert_equal(found, replace(source, states=states))
+    assert (found.parallel["pp"], found.parallel["vp"]) == (2, 2)
+    path = tmp_path / "out" / "iter_0000003" / "mp_rank_01_001" / "model_optim_rng.pt"
+    file = open_torch_file(path)
+    assert file.value["args"]["num_layers_per_virtual_pipeline_stage"] == 2
+    for chunk, layer in (("model0", 2), ("model1", 6)):
+        inner = file.value[chunk]["language_model"]["encoder"]["layers.0.self_attention.dense.bias"]
+        wanted = sample.tensors[f"weight/decoder.layers.{layer}.self_attention.linear_proj.bias"]
+        np.testing.assert_array_equal(file.read(inner), wanted)
+    assert "embedding" not in file.value["model0"]["language_model"]
+    assert ("word_embeddings_for_head" in file.value["model1"]) == tied
+
+
+def test_layers_that_chunks_do_not_divide_are_refused(tmp_path: Path) -> None:
+    source = open_checkpoint(Sample(layers=6).write(tmp_path / "in"))
+
+    with pytest.raises(UnsupportedError, match="6 layers can't be divided evenly among 2 chunks"):
+        plan(source, Options(), layout=TargetLayout(pp_size=2, vp_size=2))
 
 
 def test_thirds_stay_thirds_for_the_code_that_reads_them(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ read when it is asked for, only as much of it as is asked for, and never kept.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -16,13 +16,27 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mds_ckpt.errors import RejectedError, UsageError
 from mds_ckpt.escape import printable
 from mds_ckpt.manifest import CheckpointManifest, ModelRecord
-from mds_ckpt.tensors.box import Box, Range, extents, intersect, relative, size, split_flat, whole
+from mds_ckpt.tensors.box import (
+    Box,
+    Range,
+    extents,
+    intersect,
+    relative,
+    row_blocks,
+    size,
+    split_flat,
+    whole,
+)
 from mds_ckpt.tensors.dtype import ITEM_SIZES, numpy_dtype
 
 if TYPE_CHECKING:
     import numpy as np
 
     Array = np.ndarray[Any, np.dtype[Any]]
+
+
+BLOCK_BYTES = 4 << 20
+"""What is read at a time where a tensor is passed on: small enough to stay in the cache."""
 
 
 class LazyTensor(ABC):
@@ -76,6 +90,20 @@ class LazyTensor(ABC):
         )
         if not inside:
             raise UsageError(f"box {box} lies outside '{self.name}' of shape {list(self.shape)}")
+
+    @property
+    def is_sliceable(self) -> bool:
+        """Whether a part takes only a part of the work, so that reading in blocks is no waste."""
+        return True
+
+    def blocks(self, box: Box | None = None) -> Iterator[Array]:
+        """The elements of ``box`` (or all) in row-major order, a few MiB at a time."""
+        box = whole(self.shape) if box is None else box
+        if self.is_sliceable:
+            most = BLOCK_BYTES // ITEM_SIZES[self.dtype]
+            yield from (self.read_box(part) for part in row_blocks(box, most))
+        else:
+            yield self.read_box(box)
 
     @abstractmethod
     def read_box(self, box: Box) -> Array:
@@ -174,6 +202,11 @@ class ComputedTensor(LazyTensor):
         super().__init__(name, shape, dtype)
         self._compute = compute
 
+    @property
+    def is_sliceable(self) -> bool:
+        """No: every part takes the work of the whole."""
+        return False
+
     def read_box(self, box: Box) -> Array:
         """The elements of ``box``; the whole tensor is computed for it."""
         result = self._compute()
@@ -210,6 +243,8 @@ class Checkpoint:
     """Small files that travel along: ``tokenizer.json``, ``generation_config.json`` ..."""
     origin: Mapping[str, Any] = field(default_factory=dict)
     """Facts of the source format that its own writer may want back, such as HF's config.json."""
+    carried: Mapping[str, Any] = field(default_factory=dict)
+    """Records of the source's files that a writer of the same kind may store as they are."""
     notes: tuple[str, ...] = ()
     """What the reader dropped, guessed from evidence or found odd; sentences for the user."""
     manifest: CheckpointManifest | None = None

@@ -194,6 +194,7 @@ def _add_convert(
     parser.add_argument("--vocab-size", type=int, metavar="V", help="the true vocabulary")
     parser.add_argument("--tp", type=int, default=1, metavar="N", help="tensor-parallel ranks")
     parser.add_argument("--pp", type=int, default=1, metavar="N", help="pipeline stages")
+    _add_ranks(parser)
     layouts = ("auto", "grouped", "thirds", "v0", "v1")
     text = "row order of fused query, key and value weights in SRC"
     parser.add_argument("--qkv-layout", choices=layouts, default="auto", help=text)
@@ -201,10 +202,41 @@ def _add_convert(
     copies = ("assert", "first", "average")
     parser.add_argument("--replicated", choices=copies, default="assert", help=text)
     parser.add_argument("--weights-only", action="store_true", help="leave optimizer state behind")
+    text = "weights to train from anew: no optimizer state, all counts 0, Megatron's folder release"
+    parser.add_argument("--release", action="store_true", help=text)
+    text = "set back to the beginning: counters, schedule, rng, or several of them with commas"
+    parser.add_argument("--reset", type=_words, default=(), metavar="WHAT", help=text)
     parser.add_argument("--allow-loss", action="store_true", help="let --dtype lose values")
     parser.add_argument("--overwrite", action="store_true", help="replace a checkpoint at DST")
     parser.add_argument("--dry-run", action="store_true", help="check all, write nothing")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="files written at a time")
+
+
+def _add_ranks(parser: argparse.ArgumentParser) -> None:
+    text = "data-parallel ranks that share out DeepSpeed's optimizer state"
+    parser.add_argument("--dp", type=int, default=1, metavar="N", help=text)
+    text = "data-parallel ranks that share out experts"
+    parser.add_argument("--ep", type=int, default=1, metavar="N", help=text)
+    text = "model chunks of each of Megatron's pipeline stages (virtual pipeline)"
+    parser.add_argument("--vp", type=int, default=1, metavar="N", help=text)
+    text = "layers of each pipeline stage, such as 3,4,4,3; divided evenly if left out"
+    parser.add_argument("--layers-per-stage", type=_numbers, metavar="N,N", help=text)
+    text = "how DeepSpeed shares out optimizer state; 1 if left out"
+    parser.add_argument("--zero-stage", type=int, choices=(0, 1, 2, 3), help=text)
+    text = (
+        "DeepSpeed's files as a pipeline's or as one module's; a pipeline's where there can be one"
+    )
+    parser.add_argument("--pipeline", action=argparse.BooleanOptionalAction, help=text)
+    text = "pad the vocabulary to a multiple of N times --tp; the model's own number if left out"
+    parser.add_argument("--make-vocab-size-divisible-by", type=int, metavar="N", help=text)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(","))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.split(","))
 
 
 def _dtype(word: str) -> str:
@@ -230,6 +262,15 @@ def _convert(arguments: argparse.Namespace) -> int:
         jobs=arguments.jobs,
         tp=arguments.tp,
         pp=arguments.pp,
+        dp=arguments.dp,
+        ep=arguments.ep,
+        vp=arguments.vp,
+        zero_stage=arguments.zero_stage,
+        pipeline=arguments.pipeline,
+        layers_per_stage=arguments.layers_per_stage,
+        make_vocab_size_divisible_by=arguments.make_vocab_size_divisible_by,
+        release=arguments.release,
+        reset=arguments.reset,
         qkv_layout=None if arguments.qkv_layout == "auto" else arguments.qkv_layout,
         replicated=arguments.replicated,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from mds_ckpt.files.file_operations import (
 from mds_ckpt.files.lock import LOCK_NAME
 from mds_ckpt.formats import all_formats, open_checkpoint
 from mds_ckpt.plan import Loss, Options, Plan, check_accounting
+from mds_ckpt.progress import RESETTABLE, without_progress
 from mds_ckpt.read_options import ReadOptions, Replicated
 from mds_ckpt.tensors.dtype import FLOATS
 from mds_ckpt.tensors.qkv import Layout
@@ -69,6 +70,15 @@ def convert(
     jobs: int = 1,
     tp: int = 1,
     pp: int = 1,
+    dp: int = 1,
+    ep: int = 1,
+    vp: int = 1,
+    zero_stage: int | None = None,
+    pipeline: bool | None = None,
+    layers_per_stage: Sequence[int] | None = None,
+    make_vocab_size_divisible_by: int | None = None,
+    release: bool = False,
+    reset: Collection[str] = (),
     qkv_layout: Layout | None = None,
     replicated: Replicated = "assert",
     operations: FileOperations = REAL,
@@ -89,6 +99,16 @@ def convert(
         jobs: Files written at a time.
         tp: Tensor-parallel ranks of the target, in formats that are cut by ranks.
         pp: Pipeline stages of the target, likewise.
+        dp: Data-parallel ranks among which DeepSpeed shares out optimizer state.
+        ep: Data-parallel ranks among which it shares out experts.
+        vp: Model chunks of each of Megatron's pipeline stages.
+        zero_stage: How DeepSpeed shares out optimizer state (0 to 3); stage 1 if None.
+        pipeline: Whether DeepSpeed's files are a pipeline's; one wherever there can be one if None.
+        layers_per_stage: Layers of each pipeline stage; divided evenly if None.
+        make_vocab_size_divisible_by: Pad the vocabulary to a multiple of this times ``tp``; the
+            model's own number if None.
+        release: Write weights to train from anew: no optimizer state, and all counts 0.
+        reset: What begins anew: any of ``"counters"``, ``"schedule"`` and ``"rng"``.
         qkv_layout: Row order of fused query, key and value weights; None detects it.
         replicated: What to do with copies of a parameter that should be equal.
         operations: The disk.
@@ -102,15 +122,25 @@ def convert(
     options = Options(
         dtype=_checked_dtype(dtype),
         vocab_size=vocab_size,
-        weights_only=weights_only,
+        weights_only=weights_only or release,
         jobs=_checked_count(jobs, "--jobs"),
         allow_loss=allow_loss,
         tp_size=_checked_count(tp, "--tp"),
         pp_size=_checked_count(pp, "--pp"),
+        dp_size=_checked_count(dp, "--dp"),
+        ep_size=_checked_count(ep, "--ep"),
+        vp_size=_checked_count(vp, "--vp"),
+        zero_stage=_checked_stage(zero_stage),
+        pipeline=pipeline,
+        layers_per_stage=None if layers_per_stage is None else tuple(layers_per_stage),
+        divisible_by=make_vocab_size_divisible_by
+        and _checked_count(make_vocab_size_divisible_by, "--make-vocab-size-divisible-by"),
+        is_release=release,
     )
     read_options = ReadOptions(vocab_size=vocab_size, qkv_layout=qkv_layout, replicated=replicated)
     make_plan = _planner(to)
     checkpoint = open_checkpoint(source, format=source_format, options=read_options)
+    checkpoint = without_progress(checkpoint, RESETTABLE if release else reset)
     check_apart(target, (source, checkpoint.path))
     if not dry_run:
         remove_remains(target, keep=checkpoint.path, operations=operations)
@@ -154,6 +184,12 @@ def _checked_count(count: int, flag: str) -> int:
     if not 1 <= count <= 1 << 16:
         raise UsageError(f"{flag} is {count}; give a number from 1 on")
     return count
+
+
+def _checked_stage(stage: int | None) -> int | None:
+    if stage not in (None, 0, 1, 2, 3):
+        raise UsageError(f"--zero-stage is {stage}; give 0, 1, 2 or 3")
+    return stage
 
 
 def _planner(to: str) -> Callable[[Checkpoint, Options], Plan]:

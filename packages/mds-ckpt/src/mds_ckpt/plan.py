@@ -41,6 +41,22 @@ class Options:
     """Tensor-parallel ranks of the target, in formats that are cut by ranks."""
     pp_size: int = 1
     """Pipeline stages of the target, likewise."""
+    dp_size: int = 1
+    """Data-parallel ranks among which optimizer state is shared out, likewise."""
+    ep_size: int = 1
+    """Data-parallel ranks among which experts are shared out, likewise."""
+    vp_size: int = 1
+    """Model chunks of each pipeline stage, likewise."""
+    zero_stage: int | None = None
+    """How DeepSpeed shares out optimizer state and weights; None for stage 1."""
+    pipeline: bool | None = None
+    """Whether DeepSpeed's files are a pipeline's; None takes a pipeline wherever one can be."""
+    layers_per_stage: tuple[int, ...] | None = None
+    """Layers of each pipeline stage; None divides them evenly."""
+    divisible_by: int | None = None
+    """Pad the vocabulary to a multiple of this times tp; None takes the model's."""
+    is_release: bool = False
+    """Write weights to train from anew: no optimizer state, all counts 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +106,31 @@ def check_accounting(checkpoint: Checkpoint, plan: Plan) -> None:
 
 def refuse_layout(options: Options, format_name: str) -> None:
     """UsageError if a layout was asked for in a format that holds whole tensors."""
-    if (options.tp_size, options.pp_size) != (1, 1):
-        raise UsageError(f"{format_name} holds whole tensors; leave --tp and --pp away")
+    asked = {
+        "--tp": options.tp_size != 1,
+        "--pp": options.pp_size != 1,
+        **_beyond_tp_and_pp(options),
+    }
+    refuse_options(asked, f"{format_name} holds whole tensors")
+
+
+def refuse_options(asked: Mapping[str, bool], reason: str) -> None:
+    """UsageError that names the options that were given and mean nothing in a format."""
+    given = [flag for flag, is_given in asked.items() if is_given]
+    if given:
+        raise UsageError(f"{reason}; leave {' and '.join(given)} away")
+
+
+def _beyond_tp_and_pp(options: Options) -> dict[str, bool]:
+    return {
+        "--dp": options.dp_size != 1,
+        "--ep": options.ep_size != 1,
+        "--vp": options.vp_size != 1,
+        "--zero-stage": options.zero_stage is not None,
+        "--pipeline": options.pipeline is not None,
+        "--layers-per-stage": options.layers_per_stage is not None,
+        "--make-vocab-size-divisible-by": options.divisible_by is not None,
+    }
 
 
 def target_dtype(own: str, wanted: str | None) -> str:

@@ -63,11 +63,10 @@ def check(checkpoint: Checkpoint, data: bool) -> Iterator[Problem]:  # noqa: FBT
 
 def plan_deepspeed(checkpoint: Checkpoint, options: Options) -> Plan:
     """How to write a checkpoint for Megatron-DeepSpeed's pipeline."""
-    from mds_ckpt.megatron.target_layout import TargetLayout
+    from mds_ckpt.megatron.target_layout import layout_of
     from mds_ckpt.writers.deepspeed import plan
 
-    layout = TargetLayout(tp_size=options.tp_size, pp_size=options.pp_size)
-    return plan(checkpoint, options, layout=layout)
+    return plan(checkpoint, options, layout=layout_of(options))
 
 
 FORMAT = Format(

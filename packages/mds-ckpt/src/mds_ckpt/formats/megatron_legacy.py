@@ -9,7 +9,7 @@ from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.checks import Problem, read_every_tensor
 from mds_ckpt.errors import RejectedError
 from mds_ckpt.formats import Format
-from mds_ckpt.plan import Options, Plan
+from mds_ckpt.plan import Options, Plan, refuse_options
 from mds_ckpt.read_options import ReadOptions
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -72,11 +72,17 @@ def check(checkpoint: Checkpoint, data: bool) -> Iterator[Problem]:  # noqa: FBT
 
 def plan_megatron(checkpoint: Checkpoint, options: Options) -> Plan:
     """How to write a checkpoint for Megatron."""
-    from mds_ckpt.megatron.target_layout import TargetLayout
+    asked = {
+        "--dp": options.dp_size != 1,
+        "--ep": options.ep_size != 1,
+        "--zero-stage": options.zero_stage is not None,
+        "--pipeline": options.pipeline is not None,
+    }
+    refuse_options(asked, "Megatron's own checkpoints are not shared out by DeepSpeed")
+    from mds_ckpt.megatron.target_layout import layout_of
     from mds_ckpt.writers.megatron import plan
 
-    layout = TargetLayout(tp_size=options.tp_size, pp_size=options.pp_size)
-    return plan(checkpoint, options, layout=layout)
+    return plan(checkpoint, options, layout=layout_of(options))
 
 
 FORMAT = Format(

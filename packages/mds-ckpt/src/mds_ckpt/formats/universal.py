@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from mds_ckpt.checkpoint import Checkpoint
@@ -47,7 +48,9 @@ def plan_universal(checkpoint: Checkpoint, options: Options) -> Plan:
     """How to write a universal checkpoint; it has no layout."""
     from mds_ckpt.writers.universal import plan
 
-    refuse_layout(options, "a universal checkpoint")
+    # These say how parameters are called and padded, not who holds them.
+    asked = replace(options, pipeline=None, divisible_by=None)
+    refuse_layout(asked, "a universal checkpoint")
     return plan(checkpoint, options)
 
 

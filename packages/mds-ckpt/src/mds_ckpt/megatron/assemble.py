@@ -74,6 +74,11 @@ class ReplicatedTensor(LazyTensor):
         self._mode = mode
         self._path = path
 
+    @property
+    def is_sliceable(self) -> bool:
+        """As the copies are."""
+        return all(copy.is_sliceable for copy in self._copies)
+
     def read_box(self, box: Box) -> Array:
         """The elements of ``box``; RejectedError if the copies must be equal and are not."""
         first = self._copies[0].read_box(box)
@@ -112,6 +117,11 @@ class CastTensor(LazyTensor):
     def __init__(self, inner: LazyTensor, dtype: str) -> None:
         super().__init__(inner.name, inner.shape, dtype)
         self._inner = inner
+
+    @property
+    def is_sliceable(self) -> bool:
+        """As the other one is."""
+        return self._inner.is_sliceable
 
     def read_box(self, box: Box) -> Array:
         """The elements of ``box``, rounded to nearest even."""

@@ -29,6 +29,7 @@ _KINDS: Mapping[str, re.Pattern[str]] = {
     "experts": re.compile(
         rf"(?:layer_{_NUMBER}_)?expert_{_NUMBER}_mp_rank_{_NUMBER}_model_states\.pt"
     ),
+    "expert_optimizers": re.compile(rf"expp_rank_{_NUMBER}_mp_rank_{_NUMBER}_optim_states\.pt"),
 }
 _STEP = re.compile(r"global_step(\d{1,15})(_universal)?")
 
@@ -48,6 +49,8 @@ class Listing:
     """By data-parallel and model-parallel rank."""
     experts: dict[tuple[int, ...], Path] = field(default_factory=dict)
     """By number of the MoE layer (-1 in old files), expert, and model-parallel rank."""
+    expert_optimizers: dict[tuple[int, ...], Path] = field(default_factory=dict)
+    """By expert-parallel and model-parallel rank, where there is no ZeRO."""
 
     @property
     def is_empty(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,17 @@ from mds_ckpt.checkpoint import LazyTensor
 from mds_ckpt.errors import RejectedError
 from mds_ckpt.megatron.assemble import Assembly, Fragment, MissingTensor
 from mds_ckpt.megatron.deepspeed_folder import Listing
-from mds_ckpt.megatron.indexed_state import IndexedError, indexed_groups, indexed_parts
+from mds_ckpt.megatron.indexed_state import IndexedError
 from mds_ckpt.megatron.legacy_model import Degrees, ModelReading, known_name
-from mds_ckpt.megatron.naming import Named, flatten
+from mds_ckpt.megatron.naming import Named, megatron_order
 from mds_ckpt.megatron.pipeline_names import PipelineNames
+from mds_ckpt.megatron.unshared_state import Unshared, UnsharedState
 from mds_ckpt.megatron.zero import (
     FlatPart,
+    LocalExperts,
     ZeroError,
+    expert_ranks,
+    is_expert,
     is_stage_3,
     optimizer_state,
     optimizer_step,
@@ -60,6 +64,8 @@ class OptimizerFiles:
         self._degrees = degrees
         self._names = names
         self._shapes = shapes
+        self._step: int | None = None
+        self._ep_size = degrees.ep
 
     def _resolve(self, name: str) -> Named | None:
         if self._listing.layers:
@@ -72,7 +78,7 @@ class OptimizerFiles:
         """Parameters that lie in missing shards only: they are there, and can't be read."""
         weights = states.get("weight", {})
         for state, found in states.items():
-            absent = [n for n in weights if n not in found and ".local_experts." not in n]
+            absent = [name for name in weights if name not in found]
             if state == "weight" or not absent:
                 continue
             if reason is None:
@@ -87,13 +93,13 @@ class OptimizerFiles:
                 )
                 found[name] = MissingTensor(name, weights[name].shape, "F32", error=error)
 
-    def step(self, head: TorchFile) -> int | None:
+    def step(self) -> int | None:
         """The optimizer's own count of steps, or None."""
         for path in self._listing.optimizers.values():
             file = self._files.open(path)
             stored = optimizer_step(optimizer_state(file))
             return int(file.read(stored)) if isinstance(stored, TensorRef) else stored
-        return self._reading.indexed_step(head)
+        return self._step
 
     def add_to(self, assembly: Assembly) -> int:
         """Add masters and moments; return the ZeRO stage."""
@@ -108,6 +114,7 @@ class OptimizerFiles:
             try:
                 states = [optimizer_state(file) for file in files]
                 stage = stage_of(states[0])
+                self._ep_size = self._expert_ranks(states)
                 self._keep_groups(states[0])
                 self._add_parts(assembly, rank, files, stage_3=is_stage_3(states[0]))
             except ZeroError as error:
@@ -118,13 +125,32 @@ class OptimizerFiles:
         """Hyperparameters are the same on every rank; the names are gathered from all of them."""
         base = state.get("base_optimizer_state") or state.get("optimizer_state_dict")
         groups = base.get("param_groups") if isinstance(base, Mapping) else None
-        names: list[dict[str, None]] = []
+        names: list[list[str]] = []
         for rank in range(self._degrees.tp * self._degrees.pp):
             for index, group in enumerate(self._param_shapes(rank) or ()):
-                names.extend({} for _ in range(index + 1 - len(names)))
-                resolved = (self._resolve(name) for name in group)
-                names[index].update({named.name: None for named in resolved if named is not None})
-        self._reading.keep_groups(groups, state.get("loss_scaler"), [list(n) for n in names])
+                names.extend([] for _ in range(index + 1 - len(names)))
+                names[index].extend(self._global_names(group))
+        kept = [self._canonical_names(group) for group in names]
+        self._reading.keep_groups(groups, state.get("loss_scaler"), kept)
+
+    def _global_names(self, group: Mapping[str, Any]) -> list[str]:
+        """A group's names, with the experts of all ranks."""
+        experts = LocalExperts(group)
+        count = self._ep_size if any(is_expert(name) for name in group) else 1
+        return [experts.global_name(name, rank) for rank in range(count) for name in group]
+
+    def _canonical_names(self, names: Sequence[str]) -> list[str]:
+        """Canonical names, each once, in their order; experts in the model's."""
+        resolved = (self._resolve(name) for name in names)
+        found = list({named.name: None for named in resolved if named is not None})
+        return sorted(found, key=megatron_order) if any(map(is_expert, names)) else found
+
+    def _expert_ranks(self, states: Sequence[Mapping[str, Any]]) -> int:
+        found = {expert_ranks(state, len(states), self._degrees.ep) for state in states}
+        told = found - {self._degrees.ep} or found
+        if len(told) > 1 or len(states) % min(told):
+            raise ZeroError(f"its files disagree on who shares out the experts: {sorted(found)}")
+        return min(told)
 
     def _no_optimizer(self, path: Path, reason: str, stage: int) -> None:
         if stage == 3:
@@ -160,7 +186,7 @@ class OptimizerFiles:
     ) -> None:
         shapes = self._param_shapes(rank)
         if not stage_3:
-            parts = split_parts(files, shapes)
+            parts = split_parts(files, shapes, ep_size=self._ep_size)
         elif shapes is None:
             raise ZeroError("the model file has no param_shapes")
         else:
@@ -177,10 +203,8 @@ class OptimizerFiles:
         self, assembly: Assembly, rank: int, part: FlatPart, shape: tuple[int, ...] | None
     ) -> None:
         stage = rank // self._degrees.tp
-        if ".deepspeed_experts." in part.name:
-            self._reading.note("masters and moments of experts are not read")
-            return
         named = known_name(part.source.file.path, self._resolve(part.name), part.name)
+        named = self._reading.shared(named)
         if stage > 0 and self._names.is_dead_copy(part.name):
             return
         shape = shape or self._shapes.get(named.name)
@@ -201,24 +225,38 @@ class OptimizerFiles:
 
     def _add_stage_0(self, assembly: Assembly) -> None:
         """Without ZeRO the optimizer's whole state is in the model files, by number."""
-        if self._listing.layers or self._degrees.pp > 1:
-            if any(
-                self._files.open(path).value.get("optimizer")
-                for path in self._listing.models.values()
-            ):
-                self._reading.note("optimizer state of a pipeline without ZeRO is not read")
-            return
-        for rank in range(self._degrees.tp):
-            file = self._files.open(self._listing.models[rank,])
-            module = file.value.get("module")
-            if not file.value.get("optimizer") or not isinstance(module, Mapping):
-                continue
+        unshared = UnsharedState(self._listing, self._files, self._degrees, self._names)
+        everything: list[Unshared] = []
+        for rank in range(self._degrees.tp * self._degrees.pp):
             try:
-                parts = list(indexed_parts(file, file.value["optimizer"], dict(flatten(module))))
+                found = list(unshared.of_rank(rank))
+                parts = [each.parts() for each in found]
             except IndexedError as error:
-                self._reading.note(f"{file.path.name}: {error}; masters and moments are not read")
+                self._reading.note(f"model-parallel rank {rank}: {error}; moments are not read")
                 return
-            for part, shape in parts:
-                self._add_part(assembly, rank, part, shape)
-            groups = indexed_groups(file.value["optimizer"])
-            self._reading.keep_groups(groups, file.value["optimizer"].get("loss_scaler"), [])
+            for share, part, shape in _numbered(parts):
+                if share == 0 or is_expert(part.name):
+                    self._add_part(assembly, rank, part, shape)
+            everything.extend(found)
+        self._keep_unshared(everything)
+
+    def _keep_unshared(self, found: Sequence[Unshared]) -> None:
+        """Settings are the same on every rank; the names are gathered from all of them."""
+        names: list[list[str]] = []
+        for each in found:
+            groups, scaler, mine = each.groups()
+            names.extend([] for _ in range(len(mine) - len(names)))
+            for index, group in enumerate(mine):
+                names[index].extend(group)
+            self._step = self._step or each.step()
+        if found:
+            kept = [self._canonical_names(group) for group in names]
+            self._reading.keep_groups(groups, scaler, kept)
+
+
+def _numbered(
+    shares: Sequence[Sequence[tuple[FlatPart, tuple[int, ...]]]],
+) -> Iterator[tuple[int, FlatPart, tuple[int, ...]]]:
+    for number, parts in enumerate(shares):
+        for part, shape in parts:
+            yield number, part, shape

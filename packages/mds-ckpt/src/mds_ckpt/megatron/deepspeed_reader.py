@@ -65,8 +65,17 @@ class _Reader:
         optimizer.name_what_is_missing(states, assembly.incomplete)
         if not states.get("weight"):
             states = self._weights_from_masters(states)
-        step = optimizer.step(self._head)
+        step = optimizer.step()
+        self._keep_random()
         return reading.checkpoint("deepspeed", states, self._degrees, zero_stage=stage, step=step)
+
+    def _keep_random(self) -> None:
+        """Of stage 3, where every data-parallel rank has a file, the first rank's state."""
+        models = {rank: p for (dp, rank), p in self._listing.stage_3_models.items() if dp == 0}
+        models |= {rank: path for (rank,), path in self._listing.models.items()}
+        for rank, path in models.items():
+            place, tp_rank = divmod(rank, self._degrees.tp)
+            self._reading.keep_random(tp_rank, place, self._files.open(path))
 
     # Names
 
@@ -166,6 +175,7 @@ class _Reader:
     def _add_weight(
         self, assembly: Assembly, named: Named, file: TorchFile, tensor: TensorRef, tp_rank: int
     ) -> None:
+        named = self._reading.shared(named)
         if named.name in self._reading.dropped or (0 in tensor.shape and tensor.shape):
             return
         self._shapes[named.name] = tensor.shape

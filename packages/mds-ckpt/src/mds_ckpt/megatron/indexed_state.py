@@ -11,11 +11,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mds_ckpt.megatron.assemble import TorchSource
-from mds_ckpt.megatron.zero import MASTER, FlatPart
+from mds_ckpt.megatron.zero import MASTER, FlatPart, is_expert
 from mds_ckpt.pickles.archive import TorchFile
-from mds_ckpt.pickles.records import TensorRef
+from mds_ckpt.pickles.records import Global, Opaque, TensorRef
 
-__all__ = ["IndexedError", "indexed_groups", "indexed_parts", "indexed_step"]
+__all__ = [
+    "IndexedError",
+    "group_names",
+    "indexed_count",
+    "indexed_groups",
+    "indexed_parts",
+    "indexed_scaler",
+    "indexed_step",
+]
 
 _MASTERS = ("fp32_groups", "fp32_from_fp16_params", "fp32_from_fp16")
 _FLAT_MASTERS = "fp32_groups_flat"
@@ -81,10 +89,37 @@ Parameter = tuple[str, TensorRef]
 
 
 def _groups(parameters: Mapping[str, Any]) -> list[list[Parameter]]:
-    """Megatron's groups: with weight decay, without (biases and everything 1-D)."""
-    found = [(name, ref) for name, ref in parameters.items() if isinstance(ref, TensorRef)]
-    plain = [(n, ref) for n, ref in found if n.endswith(".bias") or len(ref.shape) == 1]
-    return [[item for item in found if item not in plain], plain]
+    """Megatron's groups: with weight decay, without (biases and all 1-D), then experts likewise."""
+    groups: list[list[Parameter]] = [[], [], [], []]
+    for name, ref in parameters.items():
+        if isinstance(ref, TensorRef):
+            is_plain = name.endswith(".bias") or len(ref.shape) == 1
+            groups[2 * is_expert(name) + is_plain].append((name, ref))
+    return groups
+
+
+def group_names(parameters: Mapping[str, Any]) -> list[list[str]]:
+    """The names in each of the optimizer's groups that has members."""
+    return [[name for name, _ in group] for group in _groups(parameters) if group]
+
+
+def indexed_count(optimizer: Any) -> int | None:
+    """How many parameters the optimizer has state of; None if they lie in flat groups."""
+    if not isinstance(optimizer, Mapping) or isinstance(optimizer.get(_FLAT_MASTERS), list):
+        return None
+    return sum(len(numbers) for numbers in _counts(_torch_state(optimizer)))
+
+
+def indexed_scaler(optimizer: Any) -> Opaque | None:
+    """The loss scaler as DeepSpeed's optimizers without ZeRO keep it; None if there is none."""
+    if not isinstance(optimizer, Mapping) or "cur_scale" not in optimizer:
+        return None
+    is_dynamic = optimizer.get("dynamic_loss_scale") is True
+    name = "DynamicLossScaler" if is_dynamic else "LossScaler"
+    keys = ("cur_scale", "cur_iter", "last_overflow_iter", "scale_factor", "scale_window")
+    kept = {key: optimizer[key] for key in keys[: None if is_dynamic else 1] if key in optimizer}
+    scaler = Global("deepspeed.runtime.fp16.loss_scaler", name)
+    return Opaque(scaler, state={**kept, "dynamic": is_dynamic})
 
 
 def _ordered(groups: list[list[Parameter]], count: int) -> list[list[Parameter]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mds_ckpt.megatron.expert_args import expert_config
 from mds_ckpt.pickles.records import EnumRecord, NumpyArray, Opaque, TensorRef, TorchDtype
 from mds_ckpt.tensors.qkv import Heads
 
@@ -110,6 +111,7 @@ def model_config(args: Mapping[str, Any], *, vocab_size: int | None) -> dict[str
     if config["position_embedding"] == "rope":
         config["rope_theta"] = _number(args, "rope_theta") or _number(args, "rotary_base")
         config["rope_percent"] = _number(args, "rotary_percent")
+    config |= expert_config(args)
     if args.get("apply_residual_connection_post_layernorm") is True:
         config["residual_post_layernorm"] = True
     return {name: value for name, value in config.items() if value is not None}

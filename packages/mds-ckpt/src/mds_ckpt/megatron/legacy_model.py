@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,9 @@ from mds_ckpt.checkpoint import Checkpoint, LazyTensor
 from mds_ckpt.errors import RejectedError
 from mds_ckpt.manifest import ModelRecord
 from mds_ckpt.megatron.deepspeed_folder import Listing, step_of
-from mds_ckpt.megatron.indexed_state import indexed_step
 from mds_ckpt.megatron.legacy_args import heads_of, is_gated, model_config, plain, weight_dtype
 from mds_ckpt.megatron.naming import Named, canonical_name
+from mds_ckpt.megatron.random_state import RandomState
 from mds_ckpt.megatron.reshard import ModelFacts
 from mds_ckpt.pickles.archive import TorchFile
 from mds_ckpt.pickles.records import Namespace, Opaque
@@ -92,6 +92,8 @@ class ModelReading:
     dropped: frozenset[str] = frozenset()
     """Canonical names that the checkpoint holds and the model does not need."""
     notes: list[str] = field(default_factory=list)
+    random: dict[tuple[int, int], RandomState] = field(default_factory=dict)
+    """States of random generators by tensor-parallel rank and pipeline stage."""
     optimizer: dict[str, Any] = field(default_factory=dict)
     """``groups`` and ``loss_scaler``, as a reader found them."""
     args: Mapping[str, Any] = field(init=False)
@@ -144,6 +146,12 @@ class ModelReading:
         if isinstance(scaler, Opaque) and isinstance(scaler.state, dict):
             self.optimizer["loss_scaler"] = {"class": str(scaler.cls), **plain(scaler.state)}
 
+    def keep_random(self, tp_rank: int, stage: int, file: TorchFile) -> None:
+        """Remember the states of random generators that a rank's file holds, if it holds any."""
+        stored = file.value.get("rng_state") if isinstance(file.value, Mapping) else None
+        if isinstance(stored, list) and stored:
+            self.random[tp_rank, stage] = RandomState(file, stored)
+
     def note(self, sentence: str) -> None:
         """Keep a sentence for the user, once."""
         if sentence not in self.notes:
@@ -160,10 +168,11 @@ class ModelReading:
             has_cross_attention=self.family == "t5",
         )
 
-    def indexed_step(self, file: TorchFile) -> int | None:
-        """The optimizer's count of steps where its state is stored by number."""
-        optimizer = self.state.get("optimizer")
-        return indexed_step(file, optimizer) if optimizer else None
+    def shared(self, named: Named) -> Named:
+        """How ranks share a parameter: each holds whole experts, unless the run split them."""
+        is_expert = ".mlp.experts." in named.name or ".mlp.shared_experts." in named.name
+        is_whole = self.args.get("enable_expert_tensor_parallelism") is not True
+        return replace(named, sharing="replicated") if is_expert and is_whole else named
 
     def checkpoint(
         self,
@@ -194,6 +203,7 @@ class ModelReading:
             parallel=parallel,
             training=self._training(step),
             origin={"megatron": {"args": plain(self.args)}} if self.args else {},
+            carried={"rng": dict(self.random)} if self.random else {},
             notes=tuple(self.notes),
         )
 

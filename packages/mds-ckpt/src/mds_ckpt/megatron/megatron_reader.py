@@ -82,6 +82,7 @@ def read_megatron(folder: Path, options: ReadOptions) -> Checkpoint:
     reader = _Reader(reading, degrees, _first_layers(folder, ranks, degrees))
     for rank in ranks:
         reader.add(assembly, rank)
+        reading.keep_random(rank.tp, rank.pp, rank.file)
     step = indexed_step(ranks[0].file, state.get("optimizer")) if state.get("optimizer") else None
     return reading.checkpoint("megatron", assembly.states(), degrees, step=step)
 

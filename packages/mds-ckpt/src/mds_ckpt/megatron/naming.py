@@ -17,11 +17,13 @@ __all__ = [
     "Sharing",
     "block_name",
     "canonical_name",
+    "expert_of",
     "flatten",
     "megatron_order",
     "module_name",
     "stored_block_name",
     "stored_module_name",
+    "with_expert",
 ]
 
 Sharing = Literal["replicated", "column", "row", "vocab", "qkv", "query", "key_value", "gated"]
@@ -208,6 +210,10 @@ _STORED: Mapping[str, tuple[str, Sharing, Sharing]] = MappingProxyType(
         "cross_attention.linear_proj": ("inter_attention.dense", "row", "replicated"),
         "mlp.linear_fc1": ("mlp.dense_h_to_4h", "gated", "gated"),
         "mlp.linear_fc2": ("mlp.dense_4h_to_h", "row", "replicated"),
+        "mlp.router": ("mlp.deepspeed_moe.gate.wg", "replicated", "replicated"),
+        "mlp.shared_experts.linear_fc1": ("mlp.mlp.dense_h_to_4h", "gated", "gated"),
+        "mlp.shared_experts.linear_fc2": ("mlp.mlp.dense_4h_to_h", "row", "replicated"),
+        "mlp.coefficient": ("mlp.coefficient", "replicated", "replicated"),
         "input_layernorm": ("input_layernorm", "replicated", "replicated"),
         "pre_mlp_layernorm": ("post_attention_layernorm", "replicated", "replicated"),
         "pre_cross_attn_layernorm": ("post_attention_layernorm", "replicated", "replicated"),
@@ -215,8 +221,30 @@ _STORED: Mapping[str, tuple[str, Sharing, Sharing]] = MappingProxyType(
 )
 
 
+_EXPERTS = "mlp.deepspeed_moe.experts.deepspeed_experts"
+_LOCAL_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(linear_fc[12]\.\w+)")
+_OWNED_EXPERT = re.compile(r"(.+\.mlp\.experts\.local_experts\.)(\d+)(\..+)")
+
+
+def expert_of(name: str) -> int | None:
+    """The expert that a parameter's canonical name is of; None outside experts."""
+    found = _OWNED_EXPERT.fullmatch(name)
+    return None if found is None else int(found[2])
+
+
+def with_expert(name: str, number: int) -> str:
+    """The canonical name of the same parameter of expert ``number``."""
+    return _OWNED_EXPERT.sub(rf"\g<1>{number}\g<3>", name)
+
+
 def stored_block_name(rest: str, *, has_cross_attention: bool = False) -> tuple[str, Named] | None:
     """How Megatron calls a parameter inside a block, and how ranks share it; None if it can't."""
+    if (expert := _LOCAL_EXPERT.fullmatch(rest)) is not None:
+        inner = stored_block_name(f"mlp.{expert[2]}")
+        if inner is None:
+            return None
+        key = inner[0].removeprefix("mlp.")
+        return f"{_EXPERTS}.{expert[1]}.{key}", Named(rest, inner[1].sharing)
     module, _, part = rest.rpartition(".")
     if module not in _STORED or part not in ("weight", "bias"):
         return None
@@ -263,8 +291,12 @@ def megatron_order(name: str) -> tuple[int, ...]:
             return stack, 1 << 30, is_bias
         place = _IN_BLOCK.index(parts[3]) if parts[3] in _IN_BLOCK else len(_IN_BLOCK)
         module = ".".join(parts[3:-1])
+        if (expert := expert_of(name)) is not None:
+            # DeepSpeed registers the router, then its experts, then what stands beside them.
+            router = list(_STORED).index("mlp.router")
+            return stack, int(parts[2]), place, router, 1 + expert, int(parts[7][-1]), is_bias
         inner = list(_STORED).index(module) if module in _STORED else len(_STORED)
-        return stack, int(parts[2]), place, inner, is_bias
+        return stack, int(parts[2]), place, inner, 0, 0, is_bias
     after = _AFTER.index(parts[0]) if parts[0] in _AFTER else len(_AFTER)
     # A BERT head registers its own bias before its dense layer; output_layer.bias is that bias.
     first = parts[0] == "output_layer" and is_bias

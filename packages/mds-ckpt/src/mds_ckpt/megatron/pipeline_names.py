@@ -29,6 +29,10 @@ class PipelineNames:
         blocks = [layer for layer, keys in sorted(files.items()) if _is_block(keys)]
         self._blocks = {layer: number for number, layer in enumerate(blocks)}
 
+    def is_block(self, layer: int) -> bool:
+        """Whether a layer's file is one of a transformer block."""
+        return layer in self._blocks
+
     def missing_blocks(self) -> list[int]:
         """Numbers between the first and the last block that have no file."""
         blocks = list(self._blocks)

@@ -136,8 +136,24 @@ def _heads(named: Named, facts: ModelFacts) -> Heads:
     return facts.heads
 
 
-def divide_layers(num_layers: int, stages: int) -> list[range]:
-    """The layers of each pipeline stage: contiguous, in order, sizes that differ by at most one."""
+def divide_layers(
+    num_layers: int, stages: int, *, sizes: Sequence[int] | None = None
+) -> list[range]:
+    """The layers of each pipeline stage: contiguous and in order.
+
+    Args:
+        num_layers: Layers of the model.
+        stages: How many stages there are.
+        sizes: Layers of each stage; None lets them differ by at most one, the first ones larger.
+
+    Raises:
+        ValueError: A stage would be empty, or the sizes do not sum up.
+    """
+    if sizes is not None and (sum(sizes) != num_layers or min(sizes) < 1):
+        raise ValueError(
+            f"stages of {', '.join(map(str, sizes))} layers are not {num_layers} layers with at "
+            f"least one each"
+        )
     if not 1 <= stages <= num_layers:
         raise ValueError(
             f"{num_layers} layers can't be divided among {stages} pipeline stages; every stage "
@@ -146,5 +162,6 @@ def divide_layers(num_layers: int, stages: int) -> list[range]:
     quotient, rest = divmod(num_layers, stages)
     bounds = [0]
     for stage in range(stages):
-        bounds.append(bounds[-1] + quotient + (stage < rest))
+        count = quotient + (stage < rest) if sizes is None else sizes[stage]
+        bounds.append(bounds[-1] + count)
     return [range(*pair) for pair in pairwise(bounds)]

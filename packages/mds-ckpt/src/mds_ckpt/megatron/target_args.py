@@ -8,11 +8,12 @@ from typing import Any
 
 from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.errors import UnsupportedError
+from mds_ckpt.megatron.expert_args import expert_args, expert_fault
 from mds_ckpt.megatron.target_layout import TargetLayout
 from mds_ckpt.pickles.records import EnumRecord, Global, Namespace, TorchDtype
 from mds_ckpt.tensors.qkv import Layout
 
-__all__ = ["Progress", "check_expressible", "qkv_layout_of", "stored_args"]
+__all__ = ["Progress", "check_expressible", "qkv_layout_of", "source_args", "stored_args"]
 
 _THIRDS_MARKER = "ds_sequence_parallel_fpdt"
 _TORCH_NAMES: Mapping[str, str] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
@@ -23,19 +24,23 @@ class Progress:
 
     Args:
         checkpoint: The source.
-        is_release: Whether the weights are to be trained from anew, so that all counts are 0.
     """
 
-    def __init__(self, checkpoint: Checkpoint, *, is_release: bool = False) -> None:
-        counters: Mapping[str, int] = {} if is_release else checkpoint.counters
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        counters = checkpoint.counters
         self.iteration = counters.get("iteration", 0)
         self.samples = counters.get("consumed_samples", 0)
         self.tokens = counters.get("consumed_tokens", 0)
         self.skipped = counters.get("skipped_steps", 0)
 
 
-def check_expressible(checkpoint: Checkpoint) -> None:
-    """Raise UnsupportedError for a model that Megatron-DeepSpeed's code has no words for."""
+def check_expressible(checkpoint: Checkpoint, experts: Mapping[str, int]) -> None:
+    """Raise UnsupportedError for a model that Megatron-DeepSpeed's code has no words for.
+
+    Args:
+        checkpoint: The source.
+        experts: The number of experts of each layer that has some, by the layer's name.
+    """
     config = checkpoint.config
     faults = {
         "it normalises query and key heads": bool(config.get("qk_norm")),
@@ -51,6 +56,8 @@ def check_expressible(checkpoint: Checkpoint) -> None:
         f"it is a model of family {checkpoint.model.family}": checkpoint.model.family
         not in ("gpt", "bert", "t5"),
     }
+    if (fault := expert_fault(config, experts)) is not None:
+        faults[fault] = True
     for reason, is_so in faults.items():
         if is_so:
             raise UnsupportedError(
@@ -60,7 +67,7 @@ def check_expressible(checkpoint: Checkpoint) -> None:
             )
 
 
-def _source_args(checkpoint: Checkpoint) -> dict[str, Any]:
+def source_args(checkpoint: Checkpoint) -> dict[str, Any]:
     """The arguments that the source was stored with, if its format has them."""
     megatron = checkpoint.origin.get("megatron") or {}
     args = megatron.get("args") if isinstance(megatron, Mapping) else None
@@ -69,7 +76,7 @@ def _source_args(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def qkv_layout_of(checkpoint: Checkpoint) -> Layout:
     """The row order that the source's own code understands: newer code cuts thirds."""
-    args = _source_args(checkpoint)
+    args = source_args(checkpoint)
     is_gqa = checkpoint.config.get("num_key_value_heads") not in (
         None,
         checkpoint.config.get("num_attention_heads"),
@@ -135,14 +142,15 @@ def stored_args(
     padded_rows: int,
     dtype: str,
     qkv: Layout,
+    experts: Mapping[str, int],
 ) -> Namespace:
     """The argument namespace: the source's own where it has one, with what changes put right."""
-    args = {key: value for key, value in _source_args(checkpoint).items() if _is_plain(value)}
+    args = {key: value for key, value in source_args(checkpoint).items() if _is_plain(value)}
     model = _model_args(checkpoint)
     if args.get("bias_gelu_fusion") is True and model["openai_gelu"]:
         # The fused kernel is the tanh form; what computed it before computes it again.
         model |= {"bias_gelu_fusion": True, "openai_gelu": False}
-    args |= model
+    args |= model | expert_args(checkpoint.config, experts, ep_size=layout.ep_size)
     args.setdefault("seq_length", args["max_position_embeddings"])
     args.setdefault("encoder_seq_length", args["seq_length"])
     if qkv == "grouped":
@@ -157,8 +165,8 @@ def stored_args(
             "tensor_model_parallel_size": layout.tp_size,
             "pipeline_model_parallel_size": layout.pp_size,
             "transformer_pipeline_model_parallel_size": layout.pp_size,
-            "virtual_pipeline_model_parallel_size": None,
-            "num_layers_per_virtual_pipeline_stage": None,
+            "virtual_pipeline_model_parallel_size": layout.vp_size if layout.vp_size > 1 else None,
+            "num_layers_per_virtual_pipeline_stage": _chunk_layers(checkpoint, layout),
             "data_parallel_size": layout.dp_size,
             "world_size": layout.tp_size * layout.pp_size * layout.dp_size,
             "params_dtype": TorchDtype(_TORCH_NAMES[dtype]),
@@ -171,6 +179,12 @@ def stored_args(
             "model_type": EnumRecord(Global("megatron.core.enums", "ModelType"), 1),
         }
     )
+
+
+def _chunk_layers(checkpoint: Checkpoint, layout: TargetLayout) -> int | None:
+    """Layers of each model chunk, where stages have several."""
+    count: int = checkpoint.config["num_layers"]
+    return count // (layout.pp_size * layout.vp_size) if layout.vp_size > 1 else None
 
 
 def _is_plain(value: Any) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from mds_ckpt.checkpoint import Checkpoint, LazyTensor
 from mds_ckpt.errors import UnsupportedError, UsageError
 from mds_ckpt.megatron.naming import Named
 from mds_ckpt.megatron.reshard import ModelFacts, Shard, shard_of
-from mds_ckpt.plan import Loss, cast
+from mds_ckpt.plan import Loss, Options, cast
 from mds_ckpt.tensors.box import size
 from mds_ckpt.tensors.dtype import ITEM_SIZES, numpy_dtype
 from mds_ckpt.tensors.qkv import Heads, Layout
@@ -18,7 +19,14 @@ from mds_ckpt.tensors.qkv import Heads, Layout
 if TYPE_CHECKING:
     from mds_ckpt.checkpoint import Array
 
-__all__ = ["LocalTensor", "TargetLayout", "local_shard", "target_facts", "true_vocabulary"]
+__all__ = [
+    "LocalTensor",
+    "TargetLayout",
+    "layout_of",
+    "local_shard",
+    "target_facts",
+    "true_vocabulary",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,13 +36,49 @@ class TargetLayout:
     tp_size: int = 1
     pp_size: int = 1
     dp_size: int = 1
+    ep_size: int = 1
+    """Data-parallel ranks among which experts are shared out."""
+    vp_size: int = 1
+    """Model chunks of each pipeline stage."""
+    zero_stage: int = 1
+    is_pipeline: bool | None = None
+    """Whether DeepSpeed's files are a pipeline's; None takes a pipeline wherever one can be."""
+    layers_per_stage: tuple[int, ...] | None = None
+    """Layers of each stage; None divides them evenly, with one more on the first stages."""
     divisible_by: int | None = None
     """Pad the vocabulary to a multiple of this times tp; None takes the model's."""
 
     def __post_init__(self) -> None:
-        for name in ("tp_size", "pp_size", "dp_size"):
+        for name in ("tp_size", "pp_size", "dp_size", "ep_size", "vp_size"):
             if not 1 <= getattr(self, name) <= 1 << 16:
                 raise UsageError(f"{name} is {getattr(self, name)}; give a number from 1 on")
+        if self.dp_size % self.ep_size:
+            raise UsageError(
+                f"--ep {self.ep_size} shares experts out among --dp {self.dp_size} ranks, which it "
+                f"does not divide; give a --dp that is a multiple of it"
+            )
+        if self.layers_per_stage is not None and len(self.layers_per_stage) != self.pp_size:
+            raise UsageError(
+                f"--layers-per-stage names {len(self.layers_per_stage)} stages and --pp says "
+                f"{self.pp_size}; give one number for each stage"
+            )
+        if self.layers_per_stage is not None and self.vp_size > 1:
+            raise UsageError("--vp divides layers evenly; leave --layers-per-stage or --vp away")
+
+
+def layout_of(options: Options) -> TargetLayout:
+    """The layout that the user asked for."""
+    return TargetLayout(
+        tp_size=options.tp_size,
+        pp_size=options.pp_size,
+        dp_size=options.dp_size,
+        ep_size=options.ep_size,
+        vp_size=options.vp_size,
+        zero_stage=1 if options.zero_stage is None else options.zero_stage,
+        is_pipeline=options.pipeline,
+        layers_per_stage=options.layers_per_stage,
+        divisible_by=options.divisible_by,
+    )
 
 
 def true_vocabulary(checkpoint: Checkpoint, vocab_size: int | None) -> int:
@@ -142,6 +186,10 @@ class LocalTensor:
         shard = Shard(self._shard.shape, local, self._shard.dim, self._shard.ranges)
         return LocalTensor(self._tensor, shard, self.name, self._losses)
 
+    def emptied(self) -> LocalTensor:
+        """A tensor of this type with no elements, as stage 3 keeps in a weight's place."""
+        return LocalTensor(self._tensor, Shard((0,), (0,), None), self.name, self._losses)
+
     @property
     def dtype(self) -> Any:
         """Numpy element type."""
@@ -155,19 +203,30 @@ class LocalTensor:
             count *= extent
         return count
 
+    def blocks(self) -> Iterator[Array]:
+        """The values in order, a few MiB at a time."""
+        import numpy as np
+
+        at, total = 0, math.prod(self.shape)
+        for start, box in self._shard.boxes():
+            if not size(box):
+                continue
+            if start > at:
+                yield np.zeros(start - at, self.dtype)
+            for part in self._tensor.blocks(box):
+                losses: list[Loss] = []
+                yield cast(part, self.name, name=self._tensor.name, losses=losses).reshape(-1)
+                self._losses.extend(losses)
+            at = start + size(box)
+        if at < total:
+            yield np.zeros(total - at, self.dtype)
+
     def numpy(self) -> Array:
         """The values."""
         import numpy as np
 
-        losses: list[Loss] = []
-        local = np.zeros(self.shape, self.dtype)
-        flat = local.reshape(-1)
-        for start, box in self._shard.boxes():
-            if not size(box):
-                continue
-            part = self._tensor.read_box(box)
-            name = self._tensor.name
-            values = cast(part, self.name, name=name, losses=losses).reshape(-1)
-            flat[start : start + size(box)] = values
-        self._losses.extend(losses)
-        return local
+        flat, at = np.empty(math.prod(self.shape), self.dtype), 0
+        for block in self.blocks():
+            flat[at : at + block.size] = block
+            at += block.size
+        return flat.reshape(self.shape)

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from mds_ckpt.checkpoint import Checkpoint, LazyTensor
 from mds_ckpt.errors import UnsupportedError
-from mds_ckpt.megatron.naming import Named
+from mds_ckpt.megatron.naming import Named, expert_of, megatron_order
+from mds_ckpt.megatron.random_state import RandomState
 from mds_ckpt.megatron.reshard import divide_layers
-from mds_ckpt.megatron.target_args import Progress, check_expressible, qkv_layout_of, stored_args
+from mds_ckpt.megatron.target_args import (
+    Progress,
+    check_expressible,
+    qkv_layout_of,
+    source_args,
+    stored_args,
+)
+from mds_ckpt.megatron.target_groups import ParameterGroup, settings_of
 from mds_ckpt.megatron.target_layout import (
     LocalTensor,
     TargetLayout,
@@ -18,11 +29,30 @@ from mds_ckpt.megatron.target_layout import (
     target_facts,
     true_vocabulary,
 )
-from mds_ckpt.pickles.records import Global, Namespace, Opaque
+from mds_ckpt.pickles.records import Global, Namespace, Opaque, TorchDtype
 from mds_ckpt.plan import Loss, Options, target_dtype
 
-__all__ = ["MOMENTS", "WORDS", "RankedTarget", "decay_groups", "local_tensors", "merged_losses"]
+__all__ = ["MOMENTS", "WORDS", "RankedTarget", "local_tensors", "merged_losses"]
 
+_STATIC = "deepspeed.runtime.fp16.loss_scaler.LossScaler"
+_DYNAMIC: Mapping[str, Any] = MappingProxyType(
+    {
+        "class": "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
+        "cur_scale": 65536.0,
+        "dynamic": True,
+        "cur_iter": 0,
+        "last_overflow_iter": -1,
+        "scale_factor": 2.0,
+        "scale_window": 1000,
+        "min_scale": 1,
+        "delayed_shift": 2,
+        "cur_hysteresis": 2,
+        "consecutive_hysteresis": False,
+        "raise_error_at_min_scale": True,
+        "dtype": TorchDtype("float16"),
+    }
+)
+"""What DeepSpeed's dynamic scaler begins with."""
 WORDS = "embedding.word_embeddings.weight"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -34,32 +64,25 @@ class RankedTarget:
         checkpoint: The source.
         options: What the user asked.
         layout: Degrees of the target.
-        is_release: Whether the weights are to be trained from anew.
 
     Raises:
         UnsupportedError: Megatron has no words for the model, or the layout does not fit it.
     """
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        options: Options,
-        layout: TargetLayout,
-        *,
-        is_release: bool = False,
-    ) -> None:
-        check_expressible(checkpoint)
+    def __init__(self, checkpoint: Checkpoint, options: Options, layout: TargetLayout) -> None:
         self.checkpoint = checkpoint
         self.layout = layout
-        self.progress = Progress(checkpoint, is_release=is_release)
+        self.experts = self._experts()
+        check_expressible(checkpoint, self.experts)
+        self.progress = Progress(checkpoint)
         self.words = true_vocabulary(checkpoint, options.vocab_size)
         self.rows = padded_vocabulary(checkpoint, layout, self.words)
         self.qkv = qkv_layout_of(checkpoint)
         self.losses: list[Loss] = []
+        self._holds_masters = True
         self._options = options
         self._facts = target_facts(checkpoint, layout, words=self.words, qkv=self.qkv)
-        is_weights_only = options.weights_only or is_release
-        self.states = ["weight"] if is_weights_only else self._complete_states()
+        self.states = ["weight"] if options.weights_only else self._complete_states()
         self.stages = self._stages()
 
     def _complete_states(self) -> list[str]:
@@ -70,12 +93,43 @@ class RankedTarget:
         return found if set(MOMENTS) <= set(found) else ["weight"]
 
     def _stages(self) -> list[range]:
+        layout, count = self.layout, self.checkpoint.config["num_layers"]
         try:
-            return divide_layers(self.checkpoint.config["num_layers"], self.layout.pp_size)
+            return divide_layers(count, layout.pp_size, sizes=layout.layers_per_stage)
         except ValueError as error:
+            remedy = "choose another --pp, or other --layers-per-stage"
+            raise UnsupportedError(self.checkpoint.path, str(error), remedy=remedy) from None
+
+    def _experts(self) -> dict[str, int]:
+        """The number of experts of each layer that has some, by the layer's name."""
+        found: dict[str, int] = {}
+        for name in sorted(self.checkpoint.tensors, key=megatron_order):
+            if (number := expert_of(name)) is not None:
+                layer = name.split(".mlp.experts.")[0]
+                found[layer] = max(found.get(layer, 0), number + 1)
+        for layer, count in found.items():
+            if count % self.layout.ep_size:
+                raise UnsupportedError(
+                    self.checkpoint.path,
+                    f"{count} experts of {layer} can't be shared out among --ep "
+                    f"{self.layout.ep_size} ranks",
+                    remedy="choose another --ep",
+                )
+        if self.layout.ep_size > 1 and not found:
             raise UnsupportedError(
-                self.checkpoint.path, str(error), remedy="choose another --pp"
-            ) from None
+                self.checkpoint.path, "it has no experts to share out", remedy="leave --ep away"
+            )
+        return found
+
+    def shared(self, named: Named) -> Named:
+        """How ranks share a parameter: each holds whole experts, unless the run split them."""
+        is_expert = ".mlp.experts." in named.name or ".mlp.shared_experts." in named.name
+        return replace(named, sharing="replicated") if is_expert and not self._splits else named
+
+    @property
+    def _splits(self) -> bool:
+        source = source_args(self.checkpoint)
+        return source.get("enable_expert_tensor_parallelism") is True
 
     @property
     def dtype(self) -> str:
@@ -87,30 +141,67 @@ class RankedTarget:
         """Whether more than weights is written."""
         return len(self.states) > 1
 
+    @property
+    def has_masters(self) -> bool:
+        """Whether there are fp32 copies of narrower weights."""
+        return "master" in self.states
+
+    @property
+    def _takes_masters(self) -> bool:
+        """Whether narrower weights are written in fp32, so that the masters are the weights."""
+        is_wider = self.dtype == "F32" and self.checkpoint.tensor(WORDS).dtype != "F32"
+        return self.has_masters and is_wider
+
+    def leave_masters(self) -> None:
+        """Write no masters beside weights that are in fp32 themselves."""
+        self._holds_masters = self.dtype != "F32"
+
+    def _left_out(self) -> dict[str, str]:
+        """States of complete ones that are not written, and why."""
+        if self._takes_masters:
+            return {"weight": "the fp32 masters are written in their place"}
+        if self.has_masters and not self._holds_masters:
+            return {"master": "the weights are in fp32 themselves"}
+        return {}
+
     def used(self) -> list[tuple[str, str]]:
         """Every source tensor that is written."""
-        return [(state, n) for state in self.states for n in self.checkpoint.states[state]]
+        states = [state for state in self.states if state not in self._left_out()]
+        return [(state, name) for state in states for name in self.checkpoint.states[state]]
 
     def dropped(self) -> dict[tuple[str, str], str]:
         """Every source tensor that is not, and why."""
         reason = "the format does not hold it" if self.has_optimizer else "only weights are written"
-        return {
-            (state, name): reason
-            for state, tensors in self.checkpoint.states.items()
-            if state not in self.states
-            for name in tensors
-        }
+        reasons = {s: reason for s in self.checkpoint.states if s not in self.states}
+        reasons |= self._left_out()
+        return {(s, name): why for s, why in reasons.items() for name in self.checkpoint.states[s]}
 
     def notes(self) -> list[str]:
         """What was chosen, as sentences."""
         notes = [
             f"query, key and value rows are written {self.qkv}, as the source's own code has them",
             f"written for tp {self.layout.tp_size}, pp {self.layout.pp_size}",
-            "the state of random generators is not written; load with --no-load-rng",
+            self._random_note(),
         ]
         if self.rows != self.words:
             notes.append(f"{self.words} words are padded to {self.rows} rows with zeros")
         return notes
+
+    def _random_states(self) -> Mapping[tuple[int, int], RandomState]:
+        """The source's states of random generators, if its ranks are the target's."""
+        found: Mapping[tuple[int, int], RandomState] = self.checkpoint.carried.get("rng") or {}
+        ranks = itertools.product(range(self.layout.tp_size), range(self.layout.pp_size))
+        return found if found.keys() == set(ranks) else {}
+
+    def _random_note(self) -> str:
+        if self._random_states():
+            return "the states of random generators are carried, rank by rank"
+        return "the state of random generators is not written; load with --no-load-rng"
+
+    def random_state(self, tp_rank: int, stage: int) -> dict[str, Any]:
+        """``rng_state`` of a rank's file; empty where it is not known."""
+        found = self._random_states().get((tp_rank, stage))
+        return {} if found is None else {"rng_state": found.value()}
 
     def args(self) -> Namespace:
         """The argument namespace."""
@@ -121,15 +212,26 @@ class RankedTarget:
             padded_rows=self.rows,
             dtype=self.dtype,
             qkv=self.qkv,
+            experts=self.experts,
         )
 
     def local(self, named: Named, rank: int, state: str) -> LocalTensor:
-        """What tensor-parallel rank ``rank`` holds of one state of a parameter."""
-        tensor: LazyTensor = self.checkpoint.states[state][named.name]
+        """What tensor-parallel rank ``rank`` holds of one state of a parameter.
+
+        Masters are there for every run: where the source has none, they are its weights.
+        """
+        if state in ("weight", "master"):
+            is_master = self._takes_masters if state == "weight" else self.has_masters
+            source = "master" if is_master else "weight"
+        else:
+            source = state
+        tensor: LazyTensor = self.checkpoint.states[source][named.name]
         shard = local_shard(self.checkpoint, named, tensor, rank, self._facts, self.rows)
         dtype = tensor.dtype
         if state == "weight":
             dtype = target_dtype(dtype, self._options.dtype)
+        elif state == "master":
+            dtype = "F32"
         return LocalTensor(tensor, shard, dtype, self.losses)
 
     def unknown(self, name: str) -> UnsupportedError:
@@ -141,37 +243,33 @@ class RankedTarget:
             tensor=name,
         )
 
-    def hyperparameters(self, index: int) -> dict[str, Any]:
-        """What the source's optimizer group ``index`` was set to; 0 decays, 1 does not."""
+    def settings(self, group: ParameterGroup) -> dict[str, Any]:
+        """What a group of the optimizer is set to; the schedule sets the learning rate itself."""
         recorded = self.checkpoint.training.get("optimizer") or {}
-        groups = recorded.get("groups") or []
-        known = dict(groups[index]) if index < len(groups) else {}
-        known.pop("parameters", None)
-        if isinstance(known.get("betas"), list):
-            known["betas"] = tuple(known["betas"])
-        return {**self._default_hyperparameters(index), **known}
+        return settings_of(
+            group,
+            recorded.get("groups") or [],
+            self.args().fields,
+            ep_size=self.layout.ep_size,
+        )
 
-    def _default_hyperparameters(self, index: int) -> dict[str, Any]:
-        """What torch's Adam must find in a group; the schedule sets the learning rate itself."""
-        args = self.args().fields
-        betas = (args.get("adam_beta1", 0.9), args.get("adam_beta2", 0.999))
-        return {
-            "wd_mult": 0.0 if index else 1.0,
-            "lr_mult": 1.0,
-            "lr": args.get("lr") or 0.0,
-            "betas": betas,
-            "eps": args.get("adam_eps", 1e-8),
-            "weight_decay": 0.0 if index else args.get("weight_decay", 0.01),
-        }
+    def loss_scale(self) -> dict[str, Any]:
+        """The loss scaler's class and state: the source's in fp16, a constant 1 in other types."""
+        if self.dtype != "F16":
+            return {"class": _STATIC, "cur_scale": 1.0, "dynamic": False}
+        recorded = (self.checkpoint.training.get("optimizer") or {}).get("loss_scaler")
+        is_half = self.checkpoint.tensor(WORDS).dtype == "F16"
+        known = dict(recorded) if isinstance(recorded, Mapping) and is_half else {}
+        if known and not str(known.get("class")).endswith("DynamicLossScaler"):
+            return {**known, "class": _STATIC}
+        known.pop("dtype", None)
+        return {**_DYNAMIC, **known}
 
     def loss_scaler(self) -> Opaque:
-        """DeepSpeed's loss scaler: the source's, or a constant 1."""
-        recorded = (self.checkpoint.training.get("optimizer") or {}).get("loss_scaler")
-        state = dict(recorded) if isinstance(recorded, Mapping) else {}
-        is_dynamic = str(state.pop("class", "")).endswith("DynamicLossScaler")
-        name = "DynamicLossScaler" if is_dynamic else "LossScaler"
-        cls = Global("deepspeed.runtime.fp16.loss_scaler", name)
-        return Opaque(cls, state=state or {"cur_scale": 1.0, "dynamic": False})
+        """The loss scaler as DeepSpeed's ZeRO files have it."""
+        state = self.loss_scale()
+        module, _, name = str(state.pop("class")).rpartition(".")
+        return Opaque(Global(module, name), state=state)
 
     @property
     def optimizer_step(self) -> int:
@@ -179,12 +277,6 @@ class RankedTarget:
         recorded = self.checkpoint.training.get("optimizer") or {}
         step = recorded.get("step")
         return step if type(step) is int else self.progress.iteration
-
-
-def decay_groups(names: Sequence[Named], tensors: Mapping[str, LazyTensor]) -> list[list[Named]]:
-    """Megatron's parameter groups: with weight decay, without (biases and all that is 1-D)."""
-    plain = [n for n in names if n.name.endswith(".bias") or len(tensors[n.name].shape) == 1]
-    return [[named for named in names if named not in plain], plain]
 
 
 def local_tensors(value: Any) -> Iterator[LocalTensor]:

@@ -1,40 +1,26 @@
-"""Any GPT written as a Megatron-DeepSpeed pipeline checkpoint: layer, model and ZeRO-1 files.
-
-The flat partitions are streamed: parameters lie end to end in the order of the engine's groups,
-padded to twice the data-parallel size, and each data-parallel rank's file holds an equal share.
-"""
+"""Any model written for Megatron-DeepSpeed: a pipeline's files or one module's, ZeRO 0 to 3."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mds_ckpt.checkpoint import Checkpoint
+from mds_ckpt.errors import UnsupportedError, UsageError
 from mds_ckpt.files.file_operations import FileOperations, write_file
-from mds_ckpt.megatron.naming import Named, megatron_order
-from mds_ckpt.megatron.pipeline_form import VERSION, PipelineForm, step_tensor
-from mds_ckpt.megatron.target_layout import LocalTensor, TargetLayout
-from mds_ckpt.megatron.target_ranks import (
-    MOMENTS,
-    local_tensors,
-    merged_losses,
-)
-from mds_ckpt.pickles.records import EnumRecord, Global, Opaque
-from mds_ckpt.pickles.torch_writer import StreamedArray, ordered, save_torch_file
-from mds_ckpt.plan import Loss, Options, Plan
-from mds_ckpt.tensors.dtype import ITEM_SIZES, numpy_dtype
+from mds_ckpt.megatron.deepspeed_form import VERSION, DeepSpeedForm
+from mds_ckpt.megatron.pipeline_form import PipelineForm, pipeline_fault
+from mds_ckpt.megatron.plain_form import PlainForm
+from mds_ckpt.megatron.target_groups import ParameterGroup
+from mds_ckpt.megatron.target_layout import TargetLayout
+from mds_ckpt.megatron.target_ranks import local_tensors, merged_losses
+from mds_ckpt.megatron.target_zero import flat_tensors, stage_3_state, whole_state, zero_state
+from mds_ckpt.pickles.torch_writer import save_torch_file
+from mds_ckpt.plan import Loss, Options, Plan, refuse_options
 
-if TYPE_CHECKING:
-    import numpy as np
+__all__ = ["form_of", "plan"]
 
-    Array = np.ndarray[Any, np.dtype[Any]]
-
-__all__ = ["plan"]
-
-_FRAGMENT = Global("deepspeed.utils.tensor_fragment", "fragment_address")
-_STAGE = Global("deepspeed.runtime.zero.config", "ZeroStageEnum")
 _PREFIXES: Mapping[str, str] = {"BF16": "bf16_"}
 
 
@@ -42,82 +28,99 @@ def plan(checkpoint: Checkpoint, options: Options, *, layout: TargetLayout | Non
     """What writing ``checkpoint`` for Megatron-DeepSpeed takes. Reads no tensor data.
 
     Args:
-        checkpoint: Any opened checkpoint of a GPT.
+        checkpoint: Any opened checkpoint of a GPT, BERT or T5.
         options: Type, vocabulary, and whether only weights are wanted.
         layout: Degrees of the target; one rank if None.
 
     Raises:
         UnsupportedError: Megatron-DeepSpeed has no words for the model, or the layout doesn't fit.
+        UsageError: The layout contradicts itself.
     """
     return _Writer(checkpoint, options, layout or TargetLayout()).plan()
 
 
-class FlatShare(StreamedArray):
-    """Elements ``[start, stop)`` of local tensors that lie end to end; zeros behind them."""
-
-    def __init__(self, parts: Sequence[LocalTensor], start: int, stop: int, dtype: str) -> None:
-        self._parts = parts
-        self._start = start
-        self._stop = stop
-        self._dtype = dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """One dimension."""
-        return (self._stop - self._start,)
-
-    @property
-    def dtype(self) -> Any:
-        """Numpy element type."""
-        return numpy_dtype(self._dtype)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the share."""
-        return (self._stop - self._start) * ITEM_SIZES[self._dtype]
-
-    def blocks(self) -> Iterator[Array]:
-        """The values, one parameter at a time."""
-        import numpy as np
-
-        at = 0
-        for part in self._parts:
-            count = math.prod(part.shape)
-            low, high = max(self._start, at), min(self._stop, at + count)
-            if low < high:
-                yield part.numpy().reshape(-1)[low - at : high - at]
-            at += count
-        rest = self._stop - max(self._start, min(at, self._stop))
-        if rest:
-            yield np.zeros(rest, self.dtype)
+def form_of(checkpoint: Checkpoint, options: Options, layout: TargetLayout) -> DeepSpeedForm:
+    """The pipeline's form, or that of one module, as the layout and the model have it."""
+    refuse_options({"--vp": layout.vp_size > 1}, "DeepSpeed's stages have no model chunks")
+    is_pipeline = layout.is_pipeline
+    if is_pipeline is None:
+        is_pipeline = pipeline_fault(checkpoint) is None and layout.zero_stage < 2
+        is_pipeline = is_pipeline or layout.pp_size > 1
+    if is_pipeline and layout.zero_stage > 1:
+        raise UsageError(
+            f"DeepSpeed has no ZeRO stage {layout.zero_stage} in a pipeline; choose --zero-stage 0 "
+            f"or 1, or --no-pipeline and --pp 1"
+        )
+    if not is_pipeline and layout.pp_size > 1:
+        raise UsageError("--no-pipeline writes one stage; leave --pp away, or --no-pipeline")
+    return (PipelineForm if is_pipeline else PlainForm)(checkpoint, options, layout)
 
 
 class _Writer:
     def __init__(self, checkpoint: Checkpoint, options: Options, layout: TargetLayout) -> None:
-        self._form = PipelineForm(checkpoint, options, layout)
+        self._form = form_of(checkpoint, options, layout)
         self._target = self._form.target
-        self._checkpoint = checkpoint
         self._layout = layout
+        if layout.zero_stage == 0:
+            self._target.leave_masters()
+        if layout.zero_stage == 3 and not self._target.has_optimizer:
+            raise UnsupportedError(
+                checkpoint.path,
+                "stage 3 keeps weights in optimizer files, and there is no complete optimizer "
+                "state to write",
+                remedy="choose --zero-stage 0, 1 or 2",
+            )
+        if layout.zero_stage == 3 and self._target.experts:
+            raise UnsupportedError(
+                checkpoint.path,
+                "DeepSpeed has no ZeRO stage 3 for a model with experts",
+                remedy="choose --zero-stage 0, 1 or 2",
+            )
 
     def plan(self) -> Plan:
-        files = dict(self._layer_files()) | dict(self._rank_files())
+        files = dict(self._form.weight_files()) | dict(self._rank_files())
         tensors = [tensor for value in files.values() for tensor in local_tensors(value)]
-        shares = [share for value in files.values() for share in _shares(value)]
-        sizes = [tensor.nbytes for tensor in tensors] + [share.nbytes for share in shares]
-        notes = self._target.notes()
-        if self._checkpoint.config["num_layers"] % self._layout.pp_size:
-            notes.append(
-                "layers are not divided evenly among stages; DeepSpeed may put the border elsewhere"
-                " and then refuses the optimizer files"
-            )
+        flats = [flat for value in files.values() for flat in flat_tensors(value)]
+        sizes = [tensor.nbytes for tensor in tensors] + [flat.nbytes for flat in flats]
         return Plan(
-            used=self._target.used(),
-            dropped=self._target.dropped(),
+            used=self._used(),
+            dropped=self._target.dropped() | self._made_again(),
             num_targets=len(sizes),
             nbytes=sum(sizes) + (len(files) << 16),
             write=lambda folder, operations: self._write(folder, files, operations),
-            notes=notes,
+            notes=[*self._target.notes(), *self._notes()],
         )
+
+    def _used(self) -> list[tuple[str, str]]:
+        return [pair for pair in self._target.used() if pair not in self._made_again()]
+
+    def _made_again(self) -> dict[tuple[str, str], str]:
+        """Weights that are not written, because stage 3 has nothing but their masters."""
+        if self._layout.zero_stage != 3 or not self._target.has_masters:
+            return {}
+        reason = "made again from the fp32 masters when it is loaded"
+        return {("weight", name): reason for name in self._form.names}
+
+    def _notes(self) -> list[str]:
+        layout = self._layout
+        form = "a pipeline" if isinstance(self._form, PipelineForm) else "one module, no pipeline"
+        other = "--no-pipeline" if isinstance(self._form, PipelineForm) else "--pipeline"
+        experts = f", ep {layout.ep_size}" if self._target.experts else ""
+        shared = f"dp {layout.dp_size}{experts}, ZeRO stage {layout.zero_stage}"
+        notes = [f"written for {form} ({other} for the other), {shared}"]
+        if not self._target.has_optimizer:
+            notes = [f"written for {form} ({other} for the other), without optimizer state"]
+        elif layout.zero_stage == 0 and self._target.dtype != "F32":
+            notes.append(
+                "without ZeRO the optimizer's state is as torch's Adam has it; DeepSpeed's and "
+                "apex' fused Adam need --zero-stage 1"
+            )
+        if self._form.checkpoint.config["num_layers"] % layout.pp_size:
+            notes.append(
+                "layers are divided as DeepSpeed 0.19 does; older ones may put the borders "
+                "elsewhere and then refuse the optimizer files"
+            )
+        return notes
 
     def _write(
         self, folder: Path, files: Mapping[str, Any], operations: FileOperations
@@ -134,96 +137,41 @@ class _Writer:
         write_file(folder / "latest", name.encode(), operations=operations)
         return merged_losses(self._target.losses)
 
-    def _layer_files(self) -> Iterator[tuple[str, Any]]:
-        layers: dict[int, list[tuple[str, str]]] = {}
-        for name in sorted(self._checkpoint.tensors, key=megatron_order):
-            layer, key = self._form.place(name)
-            layers.setdefault(layer, []).append((key, name))
-        for layer, keys in sorted(layers.items()):
-            for rank in range(self._layout.tp_size):
-                tensors = {
-                    key: self._target.local(self._form.named(name), rank, "weight")
-                    for key, name in keys
-                }
-                yield f"layer_{layer:02d}-model_{rank:02d}-model_states.pt", ordered(tensors)
-
     def _rank_files(self) -> Iterator[tuple[str, Any]]:
         for stage in range(self._layout.pp_size):
             for rank in range(self._layout.tp_size):
                 number = stage * self._layout.tp_size + rank
-                groups = self._form.groups(stage)
-                yield f"mp_rank_{number:02d}_model_states.pt", self._form.model_state(groups, rank)
-                for dp in range(self._layout.dp_size if self._target.has_optimizer else 0):
-                    prefix = _PREFIXES.get(self._target.dtype, "")
-                    name = f"{prefix}zero_pp_rank_{dp}_mp_rank_{number:02d}_optim_states.pt"
-                    yield name, self._optimizer_file(groups, rank, dp)
+                yield from self._files_of(stage, rank, number)
 
-    def _optimizer_file(self, groups: list[list[Named]], rank: int, dp: int) -> dict[str, Any]:
-        target, count = self._target, self._layout.dp_size
-        masters = "master" if "master" in target.states else "weight"
-        shares, moments, paddings, mappings = [], {}, [], []
-        for number, group in enumerate(groups):
-            sizes = [math.prod(target.local(named, rank, "weight").shape) for named in group]
-            total = sum(sizes)
-            share = (total + -total % (2 * count)) // count
-            start, stop = dp * share, (dp + 1) * share
-            # DeepSpeed stores masters without the padding of the last ranks, moments with it.
-            real = max(start, min(stop, total))
-            shares.append(self._share(group, rank, masters, start, real))
-            paddings.append(stop - real)
-            moments[number] = {
-                "step": step_tensor(target.optimizer_step),
-                **{m: self._share(group, rank, m, start, stop) for m in MOMENTS},
-            }
-            mappings.append(self._mapping(group, sizes, start, stop))
-        scaler = target.loss_scaler()
-        state = {
-            "loss_scaler": scaler,
-            "dynamic_loss_scale": scaler.cls.name == "DynamicLossScaler",
-            "overflow": False,
-            "clip_grad": 1.0,
-            "base_optimizer_state": {
-                "state": moments,
-                "param_groups": [
-                    {**target.hyperparameters(number), "params": [number]}
-                    for number in range(len(groups))
-                ],
-            },
-            "single_partition_of_fp32_groups": shares,
-            "zero_stage": EnumRecord(_STAGE, 1),
-            "group_paddings": paddings,
-            "param_alignment_paddings": [[0] * len(group) for group in groups],
-            "partition_count": [count] * len(groups),
-            "ds_version": VERSION,
-            "param_slice_mappings": mappings,
-        }
-        return {"optimizer_state_dict": state, "ds_config": {}, "ds_version": VERSION}
+    def _files_of(self, stage: int, rank: int, number: int) -> Iterator[tuple[str, Any]]:
+        layout, form = self._layout, self._form
+        groups = [form.groups(stage, ep_rank) for ep_rank in range(layout.ep_size)]
+        state = form.model_state(groups[0], stage, rank)
+        if layout.zero_stage == 3:
+            for dp in range(layout.dp_size):
+                yield f"zero_pp_rank_{dp}_mp_rank_{number:02d}_model_states.pt", state
+        elif layout.zero_stage == 0 and self._target.has_optimizer:
+            yield from self._unshared(groups, rank, number, state)
+        else:
+            yield f"mp_rank_{number:02d}_model_states.pt", state
+        if not layout.zero_stage or not self._target.has_optimizer:
+            return
+        prefix = _PREFIXES.get(self._target.dtype, "")
+        share_out = stage_3_state if layout.zero_stage == 3 else zero_state
+        for dp in range(layout.dp_size):
+            inner = share_out(form, groups[dp % layout.ep_size], rank, dp)
+            file = f"{prefix}zero_pp_rank_{dp}_mp_rank_{number:02d}_optim_states.pt"
+            outer = {"optimizer_state_dict": inner, "ds_config": {}, "ds_version": VERSION}
+            yield file, outer
 
-    def _share(
-        self, group: Sequence[Named], rank: int, state: str, start: int, stop: int
-    ) -> FlatShare:
-        parts = [self._target.local(named, rank, state) for named in group]
-        return FlatShare(parts, start, stop, "F32")
-
-    def _mapping(
-        self, group: Sequence[Named], sizes: Sequence[int], start: int, stop: int
-    ) -> Opaque:
-        at, mapping = 0, {}
-        for named, count in zip(group, sizes, strict=True):
-            low, high = max(start, at), min(stop, at + count)
-            if low < high:
-                place = {"numel": high - low, "start": low - start}
-                mapping[self._form.engine_name(named.name)] = Opaque(_FRAGMENT, state=place)
-            at += count
-        return ordered(mapping)
-
-
-def _shares(value: Any) -> Iterator[FlatShare]:
-    if isinstance(value, FlatShare):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _shares(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _shares(item)
+    def _unshared(
+        self, groups: Sequence[Sequence[ParameterGroup]], rank: int, number: int, state: Any
+    ) -> Iterator[tuple[str, Any]]:
+        """Stage 0: the state is in the model file, or with experts in a file of each share."""
+        form = self._form
+        if not self._target.experts:
+            state = state | {"optimizer": whole_state(form, groups[0], rank)}
+        yield f"mp_rank_{number:02d}_model_states.pt", state
+        for ep_rank, mine in enumerate(groups if self._target.experts else ()):
+            inner = {"optimizer": whole_state(form, mine, rank)}
+            yield f"expp_rank_{ep_rank}_mp_rank_{number:02d}_optim_states.pt", inner

@@ -1,7 +1,8 @@
-"""Any GPT written as DeepSpeed's universal checkpoint: model files, and one folder a parameter.
+"""Any model written as DeepSpeed's universal checkpoint: model files, and one folder a parameter.
 
-Names and model files are those of the pipeline form. The tensors are whole, joined over ranks as
-``ds_to_universal`` joins them, so that DeepSpeed cuts them for any layout when it loads them.
+Names and model files are those of the pipeline, or of one module. The tensors are whole, joined
+over ranks as ``ds_to_universal`` joins them, so that DeepSpeed cuts them for any layout when it
+loads them. Experts carry their number in the whole model.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from typing import Any
 from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.errors import UnsupportedError
 from mds_ckpt.files.file_operations import FileOperations, write_file
-from mds_ckpt.megatron.naming import Named, megatron_order
-from mds_ckpt.megatron.pipeline_form import VERSION, PipelineForm, step_tensor
+from mds_ckpt.megatron.deepspeed_form import VERSION, step_tensor
+from mds_ckpt.megatron.naming import Named
+from mds_ckpt.megatron.plain_form import PlainForm
 from mds_ckpt.megatron.target_layout import LocalTensor, TargetLayout
 from mds_ckpt.megatron.target_ranks import MOMENTS, local_tensors, merged_losses
 from mds_ckpt.pickles.torch_writer import save_torch_file
 from mds_ckpt.plan import Loss, Options, Plan
+from mds_ckpt.writers.deepspeed import form_of
 
 __all__ = ["plan"]
 
@@ -27,8 +30,8 @@ def plan(checkpoint: Checkpoint, options: Options) -> Plan:
     """What writing ``checkpoint`` as a universal checkpoint takes. Reads no tensor data.
 
     Args:
-        checkpoint: Any opened checkpoint of a GPT.
-        options: Type and vocabulary.
+        checkpoint: Any opened checkpoint of a GPT, BERT or T5.
+        options: Type, vocabulary, and whether it is a pipeline's.
 
     Raises:
         UnsupportedError: Megatron-DeepSpeed has no words for the model, or the optimizer's state
@@ -40,7 +43,8 @@ def plan(checkpoint: Checkpoint, options: Options) -> Plan:
 class _Writer:
     def __init__(self, checkpoint: Checkpoint, options: Options) -> None:
         # One rank: the tensors are whole, and the rows of thirds lie as one rank has them.
-        self._form = PipelineForm(checkpoint, options, TargetLayout())
+        layout = TargetLayout(is_pipeline=options.pipeline, divisible_by=options.divisible_by)
+        self._form = form_of(checkpoint, options, layout)
         self._checkpoint = checkpoint
         if not self._form.target.has_optimizer:
             raise UnsupportedError(
@@ -54,32 +58,36 @@ class _Writer:
         files = dict(self._files())
         tensors = [tensor for value in files.values() for tensor in local_tensors(value)]
         target = self._form.target
+        reason = "made again from the fp32 masters when it is loaded"
+        again = {("weight", name): reason for name in self._form.names if target.has_masters}
         return Plan(
-            used=[pair for pair in target.used() if pair[0] != "weight" or not self._has_masters],
-            dropped=target.dropped()
-            | {
-                ("weight", name): "made again from the fp32 masters when it is loaded"
-                for name in (self._checkpoint.tensors if self._has_masters else ())
-            },
+            used=[pair for pair in target.used() if pair not in again],
+            dropped=target.dropped() | again,
             num_targets=len(tensors),
             nbytes=sum(tensor.nbytes for tensor in tensors) + (len(files) << 12),
             write=lambda folder, operations: self._write(folder, files, operations),
-            notes=target.notes(),
+            notes=[*target.notes(), *self._notes()],
         )
 
-    @property
-    def _has_masters(self) -> bool:
-        return "master" in self._form.target.states
+    def _notes(self) -> list[str]:
+        notes = []
+        if isinstance(self._form, PlainForm):
+            notes.append("names are those of one module without pipeline (--pipeline for others)")
+        if self._form.target.experts:
+            notes.append(
+                "experts are numbered over the whole model; DeepSpeed itself loads them with one "
+                "expert-parallel rank only"
+            )
+        return notes
 
     def _files(self) -> Iterator[tuple[str, Any]]:
         target = self._form.target
-        yield "mp_rank_00_model_states.pt", self._form.model_state(self._form.groups(0), 0)
+        yield "mp_rank_00_model_states.pt", self._form.model_state(self._form.groups(0), 0, 0)
         yield "zero/optimizer_state.pt", self._optimizer_state()
-        for name in sorted(self._checkpoint.tensors, key=megatron_order):
+        for name in self._form.names:
             named = self._form.named(name)
             folder = f"zero/{self._form.engine_name(name)}"
-            masters = "master" if self._has_masters else "weight"
-            for word, state in (("fp32", masters), *((m, m) for m in MOMENTS)):
+            for word, state in (("fp32", "master"), *((m, m) for m in MOMENTS)):
                 yield f"{folder}/{word}.pt", self._entry(named, target.local(named, 0, state))
             yield f"{folder}/step.pt", step_tensor(target.optimizer_step)
 
@@ -109,8 +117,8 @@ class _Writer:
             "partition_count": [1] * len(groups),
             "ds_version": VERSION,
             "param_groups": [
-                {**target.hyperparameters(number), "params": [number]}
-                for number in range(len(groups))
+                {**target.settings(group), "params": [number]}
+                for number, group in enumerate(groups)
             ],
         }
 
