@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mds_data.datasets.bert import BertDataset
     from mds_data.datasets.blended import BlendedDataset
+    from mds_data.datasets.curriculum import LengthCurriculum
     from mds_data.datasets.fim import FillInTheMiddle
     from mds_data.datasets.gpt import GPTDataset
     from mds_data.datasets.gpt_blend import gpt_datasets
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from mds_data.datasets.pairs import NMTDataset
     from mds_data.datasets.sft import SFTDataset
     from mds_data.datasets.t5 import T5Dataset
+    from mds_data.difficulty.analysis import analyze
+    from mds_data.difficulty.index import open_index
     from mds_data.errors import (
         DamagedError,
         DataError,
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
         ManifestError,
         StoreError,
     )
+    from mds_data.sampling.curriculum import CurriculumOrder, Difficulty
+    from mds_data.sampling.pacing import DiscretePacing, RootPacing
     from mds_data.sampling.sampler import ResumableSampler
     from mds_data.store.records import Manifest
     from mds_data.store.token_store import TokenStore, open_store
@@ -32,17 +37,22 @@ if TYPE_CHECKING:
 __all__ = [
     "BertDataset",
     "BlendedDataset",
+    "CurriculumOrder",
     "DamagedError",
     "DataError",
+    "Difficulty",
+    "DiscretePacing",
     "FillInTheMiddle",
     "GPTDataset",
     "IndexedDatasetError",
+    "LengthCurriculum",
     "LockedError",
     "Manifest",
     "ManifestError",
     "MaskingStyle",
     "NMTDataset",
     "ResumableSampler",
+    "RootPacing",
     "SFTDataset",
     "StoreError",
     "StoreWriter",
@@ -50,7 +60,9 @@ __all__ = [
     "TokenStore",
     "TokenizerFile",
     "Vocabulary",
+    "analyze",
     "gpt_datasets",
+    "open_index",
     "open_store",
     "write_store",
 ]
@@ -59,19 +71,26 @@ __all__ = [
 _HOMES = {
     "BertDataset": "datasets.bert",
     "BlendedDataset": "datasets.blended",
+    "CurriculumOrder": "sampling.curriculum",
+    "Difficulty": "sampling.curriculum",
+    "DiscretePacing": "sampling.pacing",
     "FillInTheMiddle": "datasets.fim",
     "GPTDataset": "datasets.gpt",
+    "LengthCurriculum": "datasets.curriculum",
     "Manifest": "store.records",
     "MaskingStyle": "datasets.masking",
     "NMTDataset": "datasets.pairs",
     "ResumableSampler": "sampling.sampler",
+    "RootPacing": "sampling.pacing",
     "SFTDataset": "datasets.sft",
     "StoreWriter": "store.writer",
     "T5Dataset": "datasets.t5",
     "TokenStore": "store.token_store",
     "TokenizerFile": "store.writer",
     "Vocabulary": "tokenizers.vocabulary",
+    "analyze": "difficulty.analysis",
     "gpt_datasets": "datasets.gpt_blend",
+    "open_index": "difficulty.index",
     "open_store": "store.token_store",
     "write_store": "store.writer",
 }

@@ -68,9 +68,9 @@ class BlendOrder:
         begun = np.bincount(self._sources[:inside], minlength=len(self._counts)).tolist()
         return [periods * each + more for each, more in zip(self._counts, begun, strict=True)]
 
-    def arrays(self, count: int) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-        """[count] sources and [count] numbers within the source of the first places."""
-        places = np.arange(count, dtype=np.int64)
+    def arrays(self, count: int, *, start: int = 0) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+        """[count] sources and [count] numbers within the source from place ``start`` on."""
+        places = np.arange(start, start + count, dtype=np.int64)
         periods, inside = places // self._period, places % self._period
         sources = self._sources[inside]
         counts = np.array(self._counts, np.int64)

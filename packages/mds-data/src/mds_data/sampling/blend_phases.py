@@ -62,6 +62,10 @@ class PhasedBlend:
         source, number = self._orders[phase].locate(place - self._starts[phase])
         return source, number + self._before[phase][source]
 
+    def phases_until(self, place: int) -> int:
+        """How many phases have begun at a place."""
+        return bisect_right(self._starts, place)
+
     def counts(self, place: int) -> list[int]:
         """Samples that each source gave before ``place``."""
         phase = bisect_right(self._starts, place) - 1
@@ -75,10 +79,9 @@ class PhasedBlend:
             end = self._starts[phase + 1] if phase + 1 < len(self._starts) else start + count
             first, last = max(begin, start), min(end, start + count)
             if first < last:
-                found, inner = order.arrays(last - begin)
-                shift = np.array(self._before[phase], np.int64)[found]
-                sources.append(found[first - begin :])
-                numbers.append((inner + shift)[first - begin :])
+                found, inner = order.arrays(last - first, start=first - begin)
+                sources.append(found)
+                numbers.append(inner + np.array(self._before[phase], np.int64)[found])
         if not sources:
             return np.empty(0, np.int16), np.empty(0, np.int64)
         return np.concatenate(sources), np.concatenate(numbers)
