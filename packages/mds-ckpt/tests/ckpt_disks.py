@@ -54,6 +54,7 @@ for _name in (
     "make_folder",
     "create",
     "sync",
+    "sync_path",
     "sync_folder",
     "rename",
     "replace",
@@ -117,6 +118,10 @@ class RecordingDisk(FileOperations):
 
     def sync(self, file: BinaryIO) -> None:
         path = self._names[id(file)]
+        if not self._skipped(f"sync {path.name}"):
+            self.log.append(("sync", path))
+
+    def sync_path(self, path: Path) -> None:
         if not self._skipped(f"sync {path.name}"):
             self.log.append(("sync", path))
 

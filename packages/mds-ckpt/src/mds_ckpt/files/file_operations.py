@@ -38,6 +38,11 @@ class FileOperations:
         file.flush()
         os.fsync(file.fileno())
 
+    def sync_path(self, path: Path) -> None:
+        """Force the bytes of a file that was written and closed to the disk."""
+        with path.open("r+b", buffering=0) as file:
+            os.fsync(file.fileno())
+
     def sync_folder(self, path: Path) -> None:
         """Force a folder's entries to the disk, where the system can (not on Windows)."""
         if os.name == "nt":  # pragma: no cover

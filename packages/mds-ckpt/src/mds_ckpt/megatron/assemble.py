@@ -88,7 +88,7 @@ class ReplicatedTensor(LazyTensor):
             return self._average(first, box)
         for rank, copy in enumerate(self._copies[1:], start=1):
             other = copy.read_box(box)
-            if first.tobytes() != other.tobytes():
+            if not _are_equal(first, other):
                 raise self._differs(rank, first, other)
         return first
 
@@ -109,6 +109,16 @@ class ReplicatedTensor(LazyTensor):
             remedy="say which counts with --replicated first, or --replicated average",
             tensor=self.name,
         )
+
+
+def _are_equal(first: Array, second: Array) -> bool:
+    """Whether two arrays of one shape and type hold the same bytes."""
+    import numpy as np
+
+    ours, theirs = (
+        np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (first, second)
+    )
+    return bool(np.array_equal(ours, theirs))
 
 
 class CastTensor(LazyTensor):

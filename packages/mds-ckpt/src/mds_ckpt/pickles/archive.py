@@ -100,13 +100,13 @@ class TorchFile:
         import numpy as np
 
         size = item_size(tensor.dtype)
-        data = bytearray((last - first) * size)
-        if data:
+        array = np.empty(last - first, numpy_dtype(tensor.dtype))
+        if array.size:
             place = self._places[tensor.storage.key]
             with self._file.open() as file:
                 base = place.offset if place.member is None else locate(file, place.member)
-                file.read_into(memoryview(data), base + first * size)
-        return np.frombuffer(data, dtype=numpy_dtype(tensor.dtype))
+                file.read_into(array.view(np.uint8).data, base + first * size)
+        return array
 
     def _read_strided(self, tensor: TensorRef) -> Array:
         import numpy as np

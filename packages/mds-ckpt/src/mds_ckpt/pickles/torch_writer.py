@@ -42,7 +42,10 @@ _BLOCK = 1 << 24
 
 
 class ArrayLike(Protocol):
-    """A tensor whose values are asked for once, when they are written."""
+    """A tensor whose values are asked for once, when they are written.
+
+    One that also has ``blocks()``, as a :class:`StreamedArray`, is never held whole.
+    """
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -84,13 +87,16 @@ def size(shape: Sequence[int]) -> Opaque:
     return Opaque(Global("torch", "Size"), (tuple(shape),))
 
 
-def save_torch_file(path: Path, value: Any, *, operations: FileOperations = REAL) -> None:
-    """Write ``value`` as ``torch.save`` would. Refuses to replace a file; fsyncs at the end.
+def save_torch_file(
+    path: Path, value: Any, *, operations: FileOperations = REAL, sync: bool = True
+) -> None:
+    """Write ``value`` as ``torch.save`` would. Refuses to replace a file.
 
     Args:
         path: The new file.
         value: Containers, numbers, strings, records of ``mds_ckpt.pickles.records``, arrays.
         operations: The disk.
+        sync: Force the file to the disk; otherwise the caller does.
     """
     pickler = _Pickler()
     pickler.write(value)
@@ -103,7 +109,8 @@ def save_torch_file(path: Path, value: Any, *, operations: FileOperations = REAL
             writer.add(f"data/{key}", _blocks(array))
         writer.add("version", [b"3\n"])
         writer.close()
-        operations.sync(stream)
+        if sync:
+            operations.sync(stream)
 
 
 class _Disk:
@@ -118,8 +125,8 @@ class _Disk:
 
 
 def _blocks(array: np.ndarray[Any, np.dtype[Any]] | ArrayLike) -> Iterable[memoryview]:
-    if isinstance(array, StreamedArray):
-        return map(_bytes_of, array.blocks())
+    if (blocks := getattr(array, "blocks", None)) is not None:
+        return map(_bytes_of, blocks())
     values = np.asarray(array) if isinstance(array, np.ndarray | np.generic) else array.numpy()
     view = _bytes_of(values)
     return [view[at : at + _BLOCK] for at in range(0, len(view), _BLOCK)]

@@ -95,6 +95,26 @@ MOST_STEPS = 20_000_000
 """Comparisons that a check for overlap may take; a layout that needs more is refused."""
 
 
+def row_blocks(box: Box, most: int) -> Iterator[Box]:
+    """``box`` cut into consecutive boxes of at most ``most`` elements, in row-major order.
+
+    >>> list(row_blocks(((0, 3), (2, 4)), 4))
+    [((0, 2), (2, 4)), ((2, 3), (2, 4))]
+    """
+    if size(box) <= most or not box:
+        yield box
+        return
+    row = size(box[1:])
+    start, stop = box[0]
+    if row > most:
+        for index in range(start, stop):
+            yield from (((index, index + 1), *rest) for rest in row_blocks(box[1:], most))
+        return
+    step = max(1, most // row)
+    for first in range(start, stop, step):
+        yield ((first, min(first + step, stop)), *box[1:])
+
+
 def find_overlap(boxes: Sequence[Box]) -> tuple[int, int] | None:
     """Indices of two boxes that share an element, or None.
 

@@ -53,6 +53,9 @@ _ML_DTYPES_NAMES = {
     "F8_E5M2": "float8_e5m2",
     "F8_E8M0": "float8_e8m0fnu",
 }
+_NAMES = MappingProxyType(
+    {numpy_name: name for name, numpy_name in (_NUMPY_NAMES | _ML_DTYPES_NAMES).items()}
+)
 FLOATS = frozenset({"F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2"})
 """Types of a model's weights, between which a conversion may cast."""
 
@@ -71,11 +74,10 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
     """The safetensors name of a numpy type; ValueError for types that the format can't hold."""
-    for table in (_NUMPY_NAMES, _ML_DTYPES_NAMES):
-        for name, numpy_name in table.items():
-            if dtype.name == numpy_name:
-                return name
-    raise ValueError(
-        f"numpy type {dtype} has no counterpart in safetensors files; "
-        f"cast it to one of {', '.join(ITEM_SIZES)}"
-    )
+    name = _NAMES.get(dtype.name)  # numpy computes a type's name each time it is asked for
+    if name is None:
+        raise ValueError(
+            f"numpy type {dtype} has no counterpart in safetensors files; "
+            f"cast it to one of {', '.join(ITEM_SIZES)}"
+        )
+    return name

@@ -19,9 +19,9 @@ from mds_ckpt.megatron.naming import Named
 from mds_ckpt.megatron.plain_form import PlainForm
 from mds_ckpt.megatron.target_layout import LocalTensor, TargetLayout
 from mds_ckpt.megatron.target_ranks import MOMENTS, local_tensors, merged_losses
-from mds_ckpt.pickles.torch_writer import save_torch_file
 from mds_ckpt.plan import Loss, Options, Plan
 from mds_ckpt.writers.deepspeed import form_of
+from mds_ckpt.writers.torch_files import write_torch_files
 
 __all__ = ["plan"]
 
@@ -46,6 +46,7 @@ class _Writer:
         layout = TargetLayout(is_pipeline=options.pipeline, divisible_by=options.divisible_by)
         self._form = form_of(checkpoint, options, layout)
         self._checkpoint = checkpoint
+        self._jobs = options.jobs
         if not self._form.target.has_optimizer:
             raise UnsupportedError(
                 checkpoint.path,
@@ -128,17 +129,8 @@ class _Writer:
         target = self._form.target
         target.losses.clear()
         name = f"global_step{target.progress.iteration}_universal"
-        made = [folder / name, folder / name / "zero"]
-        for path in made:
-            operations.make_folder(path)
-        for file, value in files.items():
-            path = folder / name / file
-            if path.parent not in made:
-                operations.make_folder(path.parent)
-                made.append(path.parent)
-            save_torch_file(path, value, operations=operations)
-        for path in reversed(made):
-            operations.sync_folder(path)
+        operations.make_folder(folder / name)
+        write_torch_files(folder / name, files, jobs=self._jobs, operations=operations)
         tracker = folder / "latest_checkpointed_iteration.txt"
         write_file(tracker, str(target.progress.iteration).encode(), operations=operations)
         write_file(folder / "latest_universal", name.encode(), operations=operations)

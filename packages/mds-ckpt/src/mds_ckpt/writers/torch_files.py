@@ -1,0 +1,62 @@
+"""Write a conversion's torch files, several at a time, and force them to the disk at the end.
+
+The disk gathers what many small files need for their safety if all are written first; forcing each
+as soon as it is written costs one round trip apiece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mds_ckpt.files.file_operations import FileOperations
+from mds_ckpt.pickles.torch_writer import save_torch_file
+
+__all__ = ["write_torch_files"]
+
+Item = TypeVar("Item")
+
+
+def write_torch_files(
+    folder: Path, files: Mapping[str, Any], *, jobs: int, operations: FileOperations
+) -> None:
+    """Write files with the folders that they need, then force all of it to the disk.
+
+    Args:
+        folder: Exists already; its own entries are forced too.
+        files: What ``torch.save`` would write, by path below ``folder``.
+        jobs: Files in work at a time.
+        operations: The disk.
+    """
+    made = [folder]
+    for name in files:
+        for parent in reversed((folder / name).relative_to(folder).parents):
+            path = folder / parent
+            if path not in made:
+                operations.make_folder(path)
+                made.append(path)
+
+    def write(item: tuple[str, Any]) -> None:
+        save_torch_file(folder / item[0], item[1], operations=operations, sync=False)
+
+    _each(write, files.items(), jobs=jobs)
+    _each(lambda name: operations.sync_path(folder / name), files, jobs=jobs)
+    for path in reversed(made):
+        operations.sync_folder(path)
+
+
+def _each(work: Callable[[Item], None], items: Iterable[Item], *, jobs: int) -> None:
+    if jobs == 1:
+        for item in items:
+            work(item)
+        return
+    with ThreadPoolExecutor(max_workers=jobs) as pool:
+        running = [pool.submit(work, item) for item in items]
+        try:
+            for job in running:
+                job.result()
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
