@@ -293,7 +293,7 @@ def test_ordinary_texts_do_not_repeat(text: str) -> None:
 def test_texts_are_mended_and_other_languages_removed() -> None:
     pytest.importorskip("ftfy")
     pytest.importorskip("py3langid")
-    german = "Das ist ein deutscher Satz, der lang genug ist, damit man es merkt."
+    german = "Dieser deutsche Satz war lang genug, damit man es merken kann."
     english = "This is an English sentence that is long enough for anyone to tell it."
     write_jsonl(
         Path("in.jsonl"),

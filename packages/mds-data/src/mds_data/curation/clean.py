@@ -18,7 +18,7 @@ from mds_data.curation.language import LanguageGuess
 from mds_data.curation.records import CuratedBatch, TextRecord, curate
 from mds_data.curation.report import CurationReport
 from mds_data.curation.run import CurationConfig, run_filter
-from mds_data.preprocess.encode import Batch
+from mds_data.preprocess.batches import Batch
 from mds_data.preprocess.engine import Engine
 
 __all__ = ["CleanSettings", "clean"]

@@ -19,7 +19,7 @@ from mds_data.curation.report import CurationReport
 from mds_data.curation.run import CurationConfig, run_filter
 from mds_data.curation.words import hash_sequences, word_hashes, word_spans, words_of
 from mds_data.errors import DataError
-from mds_data.preprocess.encode import Batch
+from mds_data.preprocess.batches import Batch
 from mds_data.preprocess.engine import Engine
 from mds_data.preprocess.inputs import InputFormat, TextUnit, find_inputs
 from mds_data.preprocess.texts import InputTexts

@@ -31,7 +31,7 @@ from mds_data.curation.run import (
     removed_line,
 )
 from mds_data.curation.spill import KeySpill, RowFile, Union
-from mds_data.preprocess.encode import Batch
+from mds_data.preprocess.batches import Batch
 from mds_data.preprocess.engine import Engine, LocalEngine
 from mds_data.preprocess.inputs import InputFile, Record
 from mds_data.preprocess.records import RecordError

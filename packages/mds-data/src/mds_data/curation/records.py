@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mds_data.preprocess.encode import Batch
+from mds_data.preprocess.batches import Batch
 from mds_data.preprocess.inputs import Record
 from mds_data.preprocess.records import RecordError, json_object, member_text, plain_text
 

@@ -19,7 +19,7 @@ from typing import IO, Any, Literal, cast
 from mds_data.curation.records import CuratedBatch, Removal
 from mds_data.curation.report import CurationReport
 from mds_data.errors import DataError
-from mds_data.preprocess.encode import Batch
+from mds_data.preprocess.batches import Batch
 from mds_data.preprocess.engine import Engine, LocalEngine
 from mds_data.preprocess.inputs import InputError, InputFormat, TextUnit, find_inputs
 from mds_data.preprocess.records import ERROR_KINDS

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mds_data.preprocess.batches import Batch, EncodedBatch, EncodedDocuments
 from mds_data.preprocess.columns import ColumnSpec, column_value
-from mds_data.preprocess.inputs import InputFormat, Record
+from mds_data.preprocess.inputs import Record
+from mds_data.preprocess.long_encode import encode_long_record
 from mds_data.preprocess.long_text import LONG, encode_long
 from mds_data.preprocess.records import (
     Problem,
@@ -26,41 +28,6 @@ from mds_data.store.columns import text_code
 from mds_data.tokenizers.protocol import Tokenizer
 
 __all__ = ["Batch", "EncodedBatch", "EncodedDocuments", "Encoder"]
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Records of one file that are encoded together."""
-
-    file: str
-    format: InputFormat
-    records: Sequence[Record]
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedDocuments:
-    """Documents of one key, one after the other."""
-
-    tokens: NDArray[Any]
-    """[n] ids of all documents."""
-    lengths: NDArray[np.int64]
-    """[d] tokens of each, end-of-document token included."""
-    sentence_lengths: NDArray[np.int32]
-    """[sentences] tokens of each; the document itself is one if sentences are not cut."""
-    doc_sentences: NDArray[np.int32]
-    """[d] sentences of each document."""
-    columns: dict[str, NDArray[Any]] = field(default_factory=dict)
-    """[d] value of each document, by column."""
-    labels: dict[str, set[str]] = field(default_factory=dict)
-    """The texts behind the codes in columns of categories."""
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedBatch:
-    """What became of a batch: documents by key, and the problems in the order of the lines."""
-
-    documents: dict[str, EncodedDocuments]
-    problems: Sequence[Problem]
 
 
 class Encoder:
@@ -86,6 +53,16 @@ class Encoder:
 
     def __call__(self, batch: Batch) -> EncodedBatch:
         """Encode one batch."""
+        if batch.is_long and self._cut is None:
+            return encode_long_record(
+                batch,
+                keys=self._keys,
+                tokenizer=self._tokenizer,
+                end=self._end,
+                dtype=self._dtype,
+                coded=self._coded,
+                columns=self._columns,
+            )
         problems: list[Problem] = []
         texts: dict[str, list[_Text]] = {key: [] for key in self._keys}
         for record in batch.records:
@@ -104,7 +81,7 @@ class Encoder:
         def report(kind: ProblemKind, detail: str) -> None:
             problems.append(Problem(batch.file, record.line, kind, detail))
 
-        if not record.data.strip():
+        if not record.data or record.data.isspace():
             report("empty", "an empty line")
             return
         try:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mds_data.preprocess.encode import Batch
+from mds_data.preprocess.batches import Batch
 from mds_data.preprocess.source import Mark, Source
 from mds_data.preprocess.workers import map_in_order
 
@@ -36,5 +36,8 @@ class LocalEngine:
         self, source: Source, *, make: Callable[[], Callable[[Batch], Any]]
     ) -> Iterator[tuple[Mark, Any]]:
         """Yield each batch's mark and ``make()(batch)``."""
-        for result in map_in_order(source, make=make, workers=self.workers):
+        results = map_in_order(
+            source, make=make, workers=self.workers, here=lambda batch: batch.is_long
+        )
+        for result in results:
             yield source.marks.popleft(), result

@@ -40,6 +40,9 @@ TextUnit = Literal["document", "paragraph", "line"]
 
 LONGEST_RECORD = 512 * 2**20
 """Bytes; a longer line (or text file, read whole) is refused before it fills the memory."""
+_USUAL_LINE = 2**20
+_MARK = b"\xef\xbb\xbf"
+"""What some editors put first in a file."""
 _COMPRESSIONS = {".gz": "gz", ".bz2": "bz2", ".xz": "xz", ".lzma": "xz", ".zst": "zst"}
 _ZSTD_MODULES = ("compression.zstd", "backports.zstd", "pyzstd", "zstandard")
 _FORMATS: dict[str, InputFormat] = {
@@ -73,6 +76,7 @@ class Record:
 
     line: int
     data: bytes
+    """A bytearray, in truth, if it is long: it grew without a second copy."""
 
 
 def find_inputs(
@@ -275,16 +279,34 @@ def _zstandard_opener(path: Path) -> Callable[[IO[bytes]], IO[bytes]]:
 
 def _numbered_lines(stream: IO[bytes], path: Path) -> Iterator[Record]:
     number = 0
-    while line := stream.readline(LONGEST_RECORD + 1):
+    usual = min(_USUAL_LINE, LONGEST_RECORD)
+    while line := stream.readline(usual):
         number += 1
+        if len(line) == usual and not line.endswith(b"\n"):
+            yield Record(number, cast("bytes", _long_line(line, stream, path, number=number)))
+            continue
+        if number == 1:
+            line = line.removeprefix(_MARK)
+        yield Record(number, line.removesuffix(b"\n").removesuffix(b"\r"))
+
+
+def _long_line(start: bytes, stream: IO[bytes], path: Path, *, number: int) -> bytearray:
+    """Return the whole of a line that begins with ``start``; it is in memory once."""
+    line = bytearray(start)
+    while not line.endswith(b"\n") and (more := stream.readline(_USUAL_LINE)):
+        line += more
         if len(line) > LONGEST_RECORD:
             raise InputError(
                 f"{path}, line {number}: the line is longer than {LONGEST_RECORD} bytes. "
                 f"Is this JSON lines?"
             )
-        if number == 1:
-            line = line.removeprefix(b"\xef\xbb\xbf")  # The mark that some editors put first.
-        yield Record(number, line.removesuffix(b"\n").removesuffix(b"\r"))
+    if number == 1 and line.startswith(_MARK):
+        del line[: len(_MARK)]
+    if line.endswith(b"\n"):
+        del line[-1:]
+    if line.endswith(b"\r"):
+        del line[-1:]
+    return line
 
 
 def _paragraphs(lines: Iterator[Record]) -> Iterator[Record]:
@@ -303,10 +325,16 @@ def _paragraphs(lines: Iterator[Record]) -> Iterator[Record]:
 
 
 def _whole(stream: IO[bytes], path: Path) -> Iterator[Record]:
-    data = stream.read(LONGEST_RECORD + 1)
-    if len(data) > LONGEST_RECORD:
-        raise InputError(
-            f"{path} is longer than {LONGEST_RECORD} bytes, too much for one document; "
-            f"cut it by --text-unit paragraph or --text-unit line."
-        )
-    yield Record(1, data.removeprefix(b"\xef\xbb\xbf"))
+    data = bytearray()
+    while block := stream.read(_USUAL_LINE):
+        data += block
+        if len(data) > LONGEST_RECORD:
+            raise InputError(
+                f"{path} is longer than {LONGEST_RECORD} bytes, too much for one document; "
+                f"cut it by --text-unit paragraph or --text-unit line."
+            )
+    if data.startswith(_MARK):
+        del data[: len(_MARK)]
+    whole = [data]
+    del data
+    yield Record(1, cast("bytes", whole.pop()))  # Not held here while someone works on it.

@@ -8,7 +8,7 @@ precision, so over a long text rounding decides near ties; two ids in a million 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mds_data.tokenizers.protocol import Tokenizer
 
-__all__ = ["LONG", "encode_long"]
+__all__ = ["LONG", "encode_long", "encoded_pieces"]
 
 LONG = 2**19
 """Characters from which a document is worth cutting."""
@@ -38,21 +38,51 @@ def encode_long(
         dtype: Of the result.
         piece: Characters in a piece, about.
     """
-    parts = _pieces(text, tokenizer=tokenizer, piece=piece) if tokenizer.splits_at_words else [text]
-    return np.concatenate([np.asarray(tokenizer.encode_batch([part])[0], dtype) for part in parts])
+    parts = encoded_pieces([text], tokenizer=tokenizer, piece=piece)
+    return np.concatenate([np.asarray(part, dtype) for part in parts])
 
 
-def _pieces(text: str, *, tokenizer: Tokenizer, piece: int) -> Iterator[str]:
-    start = search = 0
-    while len(text) - search > 2 * piece:
-        cut = _find_cut(text, first=search + piece, last=search + 2 * piece, tokenizer=tokenizer)
-        if cut is None:
+def encoded_pieces(
+    texts: Iterable[str], *, tokenizer: Tokenizer, piece: int = _PIECE
+) -> Iterator[list[int]]:
+    """Yield the ids of a document that comes in parts, some of them at a time.
+
+    Args:
+        texts: The document, cut anywhere.
+        tokenizer: Encodes it. If its tokens may cross words, the document is not cut.
+        piece: Characters that are encoded at once, about.
+    """
+    if not tokenizer.splits_at_words:
+        yield tokenizer.encode_batch(["".join(texts)])[0]
+        return
+    for part in _pieces(texts, tokenizer=tokenizer, piece=piece):
+        yield tokenizer.encode_batch([part])[0]
+
+
+def _pieces(texts: Iterable[str], *, tokenizer: Tokenizer, piece: int) -> Iterator[str]:
+    """Yield parts of the document that can be encoded each by itself."""
+    waiting = ""
+    search = 0
+    coming = iter(texts)
+    while True:
+        # A place is proven by the words around it, so more must be there than up to the place.
+        while len(waiting) - search <= 2 * piece + _WINDOW:
+            more = next(coming, None)
+            if more is None:
+                break
+            waiting += more
+        if len(waiting) - search <= 2 * piece:
+            yield waiting
+            return
+        found = _find_cut(
+            waiting, first=search + piece, last=search + 2 * piece, tokenizer=tokenizer
+        )
+        if found is None:
             search += piece
             continue
-        stop, resume = cut
-        yield text[start:stop]
-        start = search = resume
-    yield text[start:]
+        stop, resume = found
+        yield waiting[:stop]
+        waiting, search = waiting[resume:], 0
 
 
 def _find_cut(text: str, *, first: int, last: int, tokenizer: Tokenizer) -> tuple[int, int] | None:

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mds_data.errors import StoreError
+from mds_data.preprocess.batches import EncodedBatch, EncodedDocuments
 from mds_data.preprocess.columns import ColumnSpec
-from mds_data.preprocess.encode import EncodedBatch, EncodedDocuments, Encoder
+from mds_data.preprocess.encode import Encoder
 from mds_data.preprocess.engine import Engine, LocalEngine
 from mds_data.preprocess.inputs import (
     InputError,
@@ -249,6 +250,7 @@ class _Run:
                 behind = self._behind[key]
                 if behind is None or mark > behind:
                     _write(writer, batch.documents[key], sentences=config.sentences is not None)
+            batch.documents.clear()  # A huge one must not wait until the next one is encoded.
             if done % config.checkpoint_batches == 0:
                 self._checkpoint(source, mark)
             if on_progress is not None:

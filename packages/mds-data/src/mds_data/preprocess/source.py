@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mds_data.preprocess.encode import Batch
+from mds_data.preprocess.batches import Batch
 from mds_data.preprocess.inputs import (
     InputError,
     InputFile,
@@ -20,6 +20,7 @@ from mds_data.preprocess.inputs import (
     Record,
     TextUnit,
 )
+from mds_data.preprocess.long_record import LONG_RECORD
 from mds_data.preprocess.report import InputRecord
 
 __all__ = ["FileBatches", "Mark", "Source", "check_unchanged"]
@@ -73,8 +74,12 @@ def _grouped(records: Iterator[Record]) -> Iterator[list[Record]]:
     waiting: list[Record] = []
     size = 0
     for record in records:
+        if len(record.data) >= LONG_RECORD and waiting:
+            yield waiting  # A huge record goes alone.
+            waiting, size = [], 0
         waiting.append(record)
         size += len(record.data)
+        del record  # Whoever works on a huge one lets it go before the next one is read.
         if size >= _BATCH_BYTES or len(waiting) >= _BATCH_RECORDS:
             yield waiting
             waiting, size = [], 0

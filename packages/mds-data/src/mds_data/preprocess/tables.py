@@ -127,12 +127,9 @@ def _check(batch: Any) -> None:
     """
     pyarrow = importlib.import_module("pyarrow")
     batch.validate()
+    raw = {pyarrow.string(): pyarrow.binary(), pyarrow.large_string(): pyarrow.large_binary()}
     for column in batch.columns:
-        if pyarrow.types.is_string(column.type):
-            column = column.cast(pyarrow.binary())
-        elif pyarrow.types.is_large_string(column.type):
-            column = column.cast(pyarrow.large_binary())
-        column.validate(full=True)
+        column.cast(raw.get(column.type, column.type)).validate(full=True)
 
 
 def _lines(batch: Any) -> Iterator[bytes]:

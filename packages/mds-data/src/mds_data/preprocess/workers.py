@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import cache
 from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
@@ -28,7 +29,11 @@ class WorkerError(OSError):
 
 
 def map_in_order(
-    items: Iterable[Item], *, make: Callable[[], Callable[[Item], Result]], workers: int
+    items: Iterable[Item],
+    *,
+    make: Callable[[], Callable[[Item], Result]],
+    workers: int,
+    here: Callable[[Item], bool] | None = None,
 ) -> Iterator[Result]:
     """Yield ``make()(item)`` for each item, in order.
 
@@ -36,6 +41,8 @@ def map_in_order(
         items: Read only as far as the workers need.
         make: Builds the function; called once in each worker, so it must be picklable.
         workers: Processes; with 1 everything happens in this one.
+        here: Says which items are too large to be sent: this process works on them, and reads no
+            further meanwhile.
 
     Raises:
         WorkerError: A worker died (it was killed, most likely for want of memory).
@@ -51,7 +58,7 @@ def map_in_order(
         initargs=(make,),
     )
     try:
-        yield from _in_order(executor, items, most=2 * workers)
+        yield from _in_order(executor, items, most=2 * workers, make=make, here=here)
     except BrokenProcessPool as error:
         raise WorkerError(
             "a worker process ended without an answer, most likely for want of memory; "
@@ -61,9 +68,22 @@ def map_in_order(
         executor.shutdown(wait=True, cancel_futures=True)
 
 
-def _in_order(executor: ProcessPoolExecutor, items: Iterable[Item], *, most: int) -> Iterator[Any]:
+def _in_order(
+    executor: ProcessPoolExecutor,
+    items: Iterable[Item],
+    *,
+    most: int,
+    make: Callable[[], Callable[[Item], Any]],
+    here: Callable[[Item], bool] | None,
+) -> Iterator[Any]:
     waiting: deque[Future[Any]] = deque()
+    function = cache(make)
     for item in items:
+        if here is not None and here(item):
+            while waiting:
+                yield waiting.popleft().result()
+            yield function()(item)
+            continue
         waiting.append(executor.submit(_work, item))
         if len(waiting) >= most:
             yield waiting.popleft().result()
