@@ -211,6 +211,27 @@ ULYSSES = {
         *("moe-mixtral", "moe-residual-dropout"),
     )
 }
+
+
+def ring(name: str, **options) -> Cell:
+    """The first step of a cell whose sequences go round."""
+    cell = CELLS[name]
+    execution = replace(cell.execution, sequence_sharing="ring", **options)
+    return replace(cell, steps=1, execution=execution)
+
+
+RING = {
+    "ring-gpt-dropout": ring("gpt-dropout"),
+    "ring-qwen3": ring("qwen3", sequence_chunk=3),
+    "ring-bloom-sequence-parallel-dropout": ring("bloom-sequence-parallel-dropout"),
+    "ring-llama-yarn": ring("llama-yarn", recompute="selective"),
+    "ring-moe-mixtral": ring("moe-mixtral"),
+}
+RING_TP2 = {
+    f"ring-tp2-{name}": ring(name)
+    for name in ("gpt-sequence-parallel-dropout-full", "llama-gqa-sequence-parallel-selective")
+}
+RING4 = {f"ring4-{name}": ring(name) for name in ("gpt-dropout", "qwen3")}
 DP = {f"dp-{name}": CELLS[name] for name in ("moe-mixtral", "gpt-dropout")}
 EP = {
     f"ep-{name}": CELLS[name]
@@ -298,13 +319,19 @@ def train_all(cells: dict[str, Cell], layout: Layout) -> dict[str, Trace]:
 def ulysses_report() -> dict:
     """Logits of two ranks that share each sequence, and what they refuse."""
     groups = ProcessGroups.build(Layout(ulysses_size=2))
-    model = build(Cell(config=LLAMA_GQA), groups).eval()
-    tokens, labels, _ = batch(LLAMA_GQA, 0)
-    with torch.no_grad():
-        logits, losses = model(tokens), model(tokens, labels).losses
-    odd = refusal(lambda: model(tokens[:, :15]))
-    cached = refusal(lambda: model.new_cache(1, max_length=4))
-    return {"ulysses": {"logits": logits, "losses": losses, "odd": odd, "cached": cached}}
+    found = {}
+    for sharing in ("ulysses", "ring"):
+        cell = Cell(config=LLAMA_GQA, execution=Execution(sequence_sharing=sharing))
+        model = build(cell, groups).eval()
+        tokens, labels, _ = batch(LLAMA_GQA, 0)
+        with torch.no_grad():
+            logits, losses = model(tokens), model(tokens, labels).losses
+        odd = refusal(lambda model=model, tokens=tokens: model(tokens[:, :15]))
+        even = refusal(lambda model=model, tokens=tokens: model(tokens[:, :14]))
+        cached = refusal(lambda model=model: model.new_cache(1, max_length=4))
+        found[sharing] = {"logits": logits, "losses": losses, "odd": odd, "cached": cached}
+        found[sharing]["even"] = even
+    return found
 
 
 def refusal(action) -> str:
@@ -334,14 +361,14 @@ def _train(cell: Cell, groups: ProcessGroups) -> Trace:
     trace = Trace(losses=[], gradients=[], parameters=[])
     for step in range(cell.steps):
         tokens, labels, mask = batch(cell.config, step)
-        count = mask.sum()
+        count = mask[:, :8].sum() if isinstance(model, T5) else mask.sum()
         own = torch.arange(3).tensor_split(groups.dp_size)[groups.dp_rank]
         tokens, labels, mask = tokens[own], labels[own], mask[own]
         key = DropoutKey(seed=5, samples=own + 3 * step)
         if isinstance(model, Bert):
-            loss = bert_loss(model, tokens, labels, mask=mask, key=key)
+            loss = bert_loss(model, tokens, labels, mask=mask, key=key, count=count)
         elif isinstance(model, T5):
-            loss = t5_loss(model, tokens, labels, mask=mask, key=key)
+            loss = t5_loss(model, tokens, labels, mask=mask, key=key) / count
         else:
             loss = model(tokens, labels, loss_mask=mask, dropout_key=key).loss_sum / count
         model.zero_grad()
@@ -367,31 +394,36 @@ def _train(cell: Cell, groups: ProcessGroups) -> Trace:
     return trace
 
 
-def bert_loss(model: Bert, tokens, labels, *, mask, key) -> torch.Tensor:
-    """Both losses of a batch whose samples have segments, padding and a label."""
+def bert_loss(model: Bert, tokens, labels, *, mask, key, count) -> torch.Tensor:
+    """Both losses of samples of a batch of three that have segments, padding and a label."""
     result = model(
         tokens,
         labels,
         loss_mask=mask,
         binary_labels=labels[:, 0] % 2,
         token_types=(labels > 40).long(),
-        padding_mask=torch.arange(16) < torch.tensor([16, 13, 9])[:, None],
+        padding_mask=padding_of(key),
         dropout_key=key,
     )
-    return result.loss_sum / mask.sum() + result.binary_sum / len(tokens)
+    return result.loss_sum / count + result.binary_sum / 3
+
+
+def padding_of(key: DropoutKey) -> torch.Tensor:
+    """Samples of different lengths."""
+    return torch.arange(16) < torch.tensor([16, 13, 9])[key.samples % 3, None]
 
 
 def t5_loss(model: T5, tokens, labels, *, mask, key) -> torch.Tensor:
-    """The loss of eight decoder tokens for encoder sequences of different lengths."""
+    """The sum of eight decoder tokens' losses for encoder sequences of different lengths."""
     result = model(
         tokens,
         labels[:, :8],
         labels[:, 1:9],
         loss_mask=mask[:, :8],
-        padding_mask=torch.arange(16) < torch.tensor([16, 13, 9])[:, None],
+        padding_mask=padding_of(key),
         dropout_key=key,
     )
-    return result.loss_sum / mask[:, :8].sum()
+    return result.loss_sum
 
 
 @torch.no_grad()

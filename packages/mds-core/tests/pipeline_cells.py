@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from core_cells import BLOOM, GPT2, LLAMA_GQA, MIXTRAL, AdamW, Cell, Trace, sum_gradients, whole
 from torch.distributed.pipelining import PipelineStage
 from torch.utils.flop_counter import FlopCounterMode
@@ -60,9 +61,15 @@ TP2 = {
     "tp2-zb-h1": PipelineCell(cell=Cell(config=DEEP_LLAMA), schedule="zb-h1", lengths=(LENGTH,)),
 }
 ULYSSES = {
+    "ring2-1f1b": PipelineCell(
+        cell=Cell(
+            config=DEEP_BLOOM, execution=Execution(sequence_sharing="ring", sequence_chunk=3)
+        ),
+        lengths=(LENGTH,),
+    ),
     "ulysses2-zb-h1": PipelineCell(
         cell=Cell(config=DEEP_BLOOM), schedule="zb-h1", lengths=(LENGTH,)
-    )
+    ),
 }
 HALF = PipelineCell(
     cell=Cell(config=DEEP_LLAMA, dtype=torch.bfloat16), schedule="zb-h1", lengths=(LENGTH,)
@@ -80,6 +87,18 @@ def big_batch(config, step: int, length: int = LENGTH) -> dict[str, torch.Tensor
         "loss_mask": (torch.rand(ROWS, length, generator=generator) > 0.2).double(),
         "samples": torch.arange(ROWS) + ROWS * step,
         "cumulative_lengths": torch.tensor([0, 5, *range(length, ROWS * length + 1, length)]),
+    }
+
+
+def own_share(batch: dict[str, torch.Tensor], groups: ProcessGroups) -> dict[str, torch.Tensor]:
+    """The rows that a data-parallel rank sees, and the bounds of their documents."""
+    rows, length = batch["tokens"].shape
+    share = rows // groups.dp_size
+    own = slice(groups.dp_rank * share, (groups.dp_rank + 1) * share)
+    bounds = batch["cumulative_lengths"] - own.start * length
+    inside = bounds.clamp(0, share * length).unique()
+    return {name: x[own] for name, x in batch.items() if name != "cumulative_lengths"} | {
+        "cumulative_lengths": inside
     }
 
 
@@ -113,8 +132,11 @@ def train_pipeline(pipeline_cell: PipelineCell, layout: Layout) -> dict:
         batch = big_batch(cell.config, step, length)
         pipeline.zero_grad()
         count = batch["loss_mask"].sum()
+        batch = own_share(batch, pipeline.groups)
         loss = pipeline.step(**batch, scale=1 / count)
-        sum_gradients(parameters, pipeline.groups)
+        sum_gradients(parameters, pipeline.groups, experts=pipeline.expert_parameters())
+        if pipeline.groups.dp is not None:
+            dist.all_reduce(loss.loss_sum, group=pipeline.groups.dp)
         trace.losses.append((loss.loss_sum / count).item())
         gradients = {name: parameter.grad for name, parameter in parameters.items()}
         trace.gradients.append(whole(pipeline, gradients))

@@ -15,6 +15,7 @@ def on_two_ranks() -> dict[str, Any]:
     return (
         core_cells.train_all(core_cells.ALL, Layout(tp_size=2))
         | core_cells.train_all(core_cells.ULYSSES | core_cells.UNSUMMED, Layout(ulysses_size=2))
+        | core_cells.train_all(core_cells.RING, Layout(ulysses_size=2))
         | core_cells.train_all(core_cells.DP, Layout(dp_size=2))
         | core_cells.train_all(core_cells.EP, Layout(dp_size=2, ep_size=2))
         | core_cells.ulysses_report()
@@ -29,6 +30,8 @@ def on_four_ranks() -> dict[str, Any]:
         group_reports.report_all()
         | core_cells.train_all(core_cells.TP4, Layout(tp_size=4))
         | core_cells.train_all(core_cells.ULYSSES_TP2, Layout(tp_size=2, ulysses_size=2))
+        | core_cells.train_all(core_cells.RING_TP2, Layout(tp_size=2, ulysses_size=2))
+        | core_cells.train_all(core_cells.RING4, Layout(ulysses_size=4))
         | core_cells.train_all(core_cells.EP_TP2, Layout(tp_size=2, dp_size=2, ep_size=2))
         | core_cells.train_all(core_cells.EP_ULYSSES, Layout(ulysses_size=2, dp_size=2, ep_size=2))
         | pipeline_cells.train_pipelines(pipeline_cells.TP2, Layout(tp_size=2, pp_size=2))

@@ -13,6 +13,9 @@ from core_cells import (
     EP_TP2,
     EP_ULYSSES,
     LLAMA_GQA,
+    RING,
+    RING4,
+    RING_TP2,
     TP4,
     ULYSSES,
     ULYSSES_TP2,
@@ -66,16 +69,16 @@ def test_four_ranks_train_what_one_process_trains(name, one_process, four_ranks)
     assert difference_of_first_step(four_ranks[0][name], reference) <= TOLERANCES["layout_float64"]
 
 
-@pytest.mark.parametrize("name", ULYSSES)
+@pytest.mark.parametrize("name", ULYSSES | RING)
 def test_two_ranks_that_share_a_sequence_train_the_same(name, one_process, two_ranks) -> None:
-    reference = one_process[name.removeprefix("ulysses-")]
+    reference = one_process[name.partition("-")[2]]
 
     assert difference_of_first_step(two_ranks[0][name], reference) <= TOLERANCES["layout_float64"]
 
 
-@pytest.mark.parametrize("name", ULYSSES_TP2)
+@pytest.mark.parametrize("name", ULYSSES_TP2 | RING_TP2)
 def test_shared_sequences_and_split_layers_train_the_same(name, one_process, four_ranks) -> None:
-    reference = one_process[name.removeprefix("ulysses-tp2-")]
+    reference = one_process[name.split("-", 2)[2]]
 
     assert difference_of_first_step(four_ranks[0][name], reference) <= TOLERANCES["layout_float64"]
 
@@ -95,20 +98,30 @@ def test_shared_out_experts_and_split_layers_train_the_same(name, one_process, f
     assert difference_of_first_step(four_ranks[0][name], reference) <= TOLERANCES["layout_float64"]
 
 
-def test_every_rank_of_a_sequence_gives_all_logits_and_losses(two_ranks) -> None:
+@pytest.mark.parametrize("name", RING4)
+def test_four_ranks_in_a_ring_train_the_same(name, one_process, four_ranks) -> None:
+    reference = one_process[name.partition("-")[2]]
+
+    assert difference_of_first_step(four_ranks[0][name], reference) <= TOLERANCES["layout_float64"]
+
+
+@pytest.mark.parametrize("sharing", ["ulysses", "ring"])
+def test_every_rank_of_a_sequence_gives_all_logits_and_losses(sharing, two_ranks) -> None:
     model = build(Cell(config=LLAMA_GQA), ProcessGroups.single()).eval()
     tokens, labels, _ = batch(LLAMA_GQA, 0)
 
     for rank in two_ranks:
-        torch.testing.assert_close(rank["ulysses"]["logits"], model(tokens).detach())
-        torch.testing.assert_close(rank["ulysses"]["losses"], model(tokens, labels).losses)
+        torch.testing.assert_close(rank[sharing]["logits"], model(tokens).detach())
+        torch.testing.assert_close(rank[sharing]["losses"], model(tokens, labels).losses)
 
 
 def test_what_sharing_a_sequence_cannot_do_is_refused(two_ranks) -> None:
-    refused = two_ranks[0]["ulysses"]
+    refused, ring = two_ranks[0]["ulysses"], two_ranks[0]["ring"]
 
     assert "sequence length (15) is not a multiple of 2" in refused["odd"]
     assert "generate with ulysses_size=1" in refused["cached"]
+    assert refused["even"] == "nothing was refused"
+    assert "(14) is not a multiple of 4, twice the ranks that share" in ring["even"]
 
 
 def test_the_check_fails_when_shared_sequences_sum_no_gradients(one_process, two_ranks) -> None:

@@ -27,6 +27,7 @@ Normalization = Literal["layernorm", "rmsnorm"]
 PositionEmbedding = Literal["learned", "rope", "alibi", "none"]
 Recompute = Literal["none", "selective", "full", "modules"]
 RecomputeModule = Literal["core_attention", "attention", "norm", "activation", "mlp"]
+SequenceSharing = Literal["ulysses", "ring"]
 AttentionKernel = Literal["auto", "fused", "math"]
 DropPolicy = Literal["position", "probability"]
 BalanceScope = Literal["sequence", "micro_batch"]
@@ -465,6 +466,12 @@ class Execution:
     """With ``modules`` the list: core_attention is what lies between attention's projections,
     attention all of it, norm the norm before each, activation what lies between an MLP's
     projections, mlp all of it or all experts."""
+    sequence_sharing: SequenceSharing = "ulysses"
+    """How ranks along ulysses share a sequence: by swapping positions for heads around attention,
+    or as a ring, in which keys and values go round (context parallelism)."""
+    sequence_chunk: int | None = None
+    """Most positions that attention pairs with as many others, and that an MLP sees, at a time; all
+    if None. Nothing then grows with the square of a sequence; experts are not cut."""
     offload_activations: bool = False
     """Keep what the backward pass needs of the layers in host memory."""
     recompute_layers: int = 1
@@ -478,7 +485,16 @@ class Execution:
         _check_choice("recompute", self.recompute, ("none", "selective", "full", "modules"))
         self._check_modules()
         _check_choice("attention_kernel", self.attention_kernel, ("auto", "fused", "math"))
+        _check_choice("sequence_sharing", self.sequence_sharing, ("ulysses", "ring"))
         _check_int("recompute_layers", self.recompute_layers)
+        if self.sequence_chunk is not None:
+            _check_int("sequence_chunk", self.sequence_chunk)
+        if self.attention_kernel == "fused" and self.tiled:
+            raise ValueError(
+                f'attention_kernel="fused" cannot attend in tiles, as sequence_sharing '
+                f"({self.sequence_sharing!r}) or sequence_chunk ({self.sequence_chunk}) ask for. "
+                f"Leave attention_kernel out."
+            )
 
     def _check_modules(self) -> None:
         for name in self.recompute_modules:
@@ -494,6 +510,19 @@ class Execution:
                     f"recompute_modules has {whole} and {part}, which is a part of it; leave one "
                     f"of the two out."
                 )
+
+    @property
+    def tiled(self) -> bool:
+        """Whether attention is computed tile by tile."""
+        return self.sequence_sharing == "ring" or self.sequence_chunk is not None
+
+    def check_short(self, kind: str) -> None:
+        """Raise ValueError if this is meant for long causal sequences, which ``kind`` has not."""
+        if self.tiled:
+            raise ValueError(
+                f"sequence_sharing={self.sequence_sharing!r} and sequence_chunk="
+                f"{self.sequence_chunk} are for causal models, not for a {kind}; leave them out."
+            )
 
     def computes_again(self, module: RecomputeModule) -> bool:
         """Whether the backward pass computes ``module`` again by itself, not as part of a layer."""

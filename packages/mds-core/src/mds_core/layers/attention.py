@@ -7,7 +7,7 @@ of this rank, ``d`` head dim, ``q`` and ``k`` positions of queries and keys.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -22,7 +22,9 @@ from mds_core.init import scaled_std
 from mds_core.layers.cache import KVCache
 from mds_core.layers.linear import ColumnParallelLinear, RowParallelLinear
 from mds_core.layers.norm import Norm
+from mds_core.layers.ring import ring_attention
 from mds_core.layers.rope import Rotation, apply_rope
+from mds_core.layers.tiles import Dropping, Tiles
 from mds_core.memory import again
 from mds_core.rng import DropoutKey, Site, dropout, keep_mask
 
@@ -56,16 +58,18 @@ class Context:
             [b or 1, n, q, k]; None for plain causal attention.
         dropout: Key of this micro batch's masks; None when nothing is dropped.
         cache: Keys and values of earlier tokens; None in training.
-        rows: Positions of the sequence that this rank's residual stream holds.
+        rows: Stretches of the sequence that this rank's residual stream holds, in its order.
         memory: The encoder's output; None without an encoder.
+        tiles: How self-attention is cut into tiles; None for all at once.
     """
 
     rotation: Rotation | None
     mask: Tensor | None
     dropout: DropoutKey | None
     cache: KVCache | None
-    rows: range
+    rows: tuple[range, ...]
     memory: Memory | None = None
+    tiles: Tiles | None = None
 
 
 def attention_mask(
@@ -174,14 +178,22 @@ class AttentionCore(nn.Module):
         site: Place in the layer, for dropout.
         heads: Global numbers of this rank's query heads.
         execution: How to compute.
+        ring: Ranks that hold other positions of the same sequences; None for one.
     """
 
     def __init__(
-        self, config: GPTConfig, *, layer: int, site: Site, heads: range, execution: Execution
+        self,
+        config: GPTConfig,
+        *,
+        layer: int,
+        site: Site,
+        heads: range,
+        execution: Execution,
+        ring: ProcessGroup | None = None,
     ) -> None:
         super().__init__()
         execution.check(config)
-        self.layer, self.site, self.heads = layer, site, heads
+        self.layer, self.site, self.heads, self.ring = layer, site, heads, ring
         self.probability = config.attention_dropout
         self.fused = execution.attention_kernel == "fused" or (
             execution.attention_kernel == "auto" and config.attention_dropout == 0.0
@@ -209,6 +221,9 @@ class AttentionCore(nn.Module):
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, context: Context, mask: Tensor | None
     ) -> Tensor:
+        if context.tiles is not None and self.site == "attention":
+            tiles = replace(context.tiles, dropping=self._dropping(context))
+            return ring_attention(query, key, value, tiles, group=self.ring)
         if self.fused:
             return fused_attention(query, key, value, mask=mask)
         keep = None
@@ -224,6 +239,17 @@ class AttentionCore(nn.Module):
             )
         return math_attention(query, key, value, mask=mask, keep=keep, probability=self.probability)
 
+    def _dropping(self, context: Context) -> Dropping | None:
+        if context.dropout is None or self.probability == 0.0:
+            return None
+        return Dropping(
+            key=context.dropout,
+            layer=self.layer,
+            site=self.site,
+            heads=self.heads,
+            probability=self.probability,
+        )
+
 
 class SelfAttention(nn.Module):
     """Project to queries, keys and values, attend, project back.
@@ -234,8 +260,9 @@ class SelfAttention(nn.Module):
         config: Shape of the model.
         layer: Global number of the layer, which keys its dropout and its place in a cache.
         tp: Ranks that share the heads; None for one.
-        ulysses: Ranks that share each sequence: outside attention each holds its positions of all
-            heads, inside all positions of its heads (DeepSpeed-Ulysses); None for one.
+        ulysses: Ranks that share each sequence; None for one. Outside attention each holds its
+            positions of all heads, inside all positions of its heads (DeepSpeed-Ulysses); as a ring
+            each keeps its positions, and keys and values go round.
         execution: How to compute; with sequence parallelism inputs and outputs hold this rank's
             positions only.
         dtype: Of the parameters.
@@ -256,6 +283,8 @@ class SelfAttention(nn.Module):
         super().__init__()
         execution = execution or Execution()
         self.layer = layer
+        ring = ulysses if execution.sequence_sharing == "ring" else None
+        ulysses = ulysses if ring is None else None
         self.ulysses = ulysses
         self.kv_heads = config.kv_heads // group_size(tp) // group_size(ulysses)
         self.channels = config.channels
@@ -268,6 +297,7 @@ class SelfAttention(nn.Module):
             site="attention",
             heads=range(share * heads, (share + 1) * heads),
             execution=execution,
+            ring=ring,
         )
         self.linear_qkv = ColumnParallelLinear(
             config.hidden_size,

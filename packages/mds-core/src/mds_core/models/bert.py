@@ -154,6 +154,7 @@ class Bert(nn.Module):
         super().__init__()
         execution = execution or Execution()
         execution.check(config)
+        execution.check_short("BERT")
         config.check_tp(groups.tp_size)
         _check_layout(groups, execution)
         self.config, self.groups, self.seed, self.dtype = config, groups, seed, dtype
@@ -233,7 +234,7 @@ class Bert(nn.Module):
             mask=seen.bool()[:, None, None, :].expand(-1, 1, length, -1),
             dropout=active_key(dropout_key, config=self.config, training=self.training),
             cache=None,
-            rows=range(length),
+            rows=(range(length),),
         )
 
     def _word_scores(self, hidden: Tensor) -> Tensor:

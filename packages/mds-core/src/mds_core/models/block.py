@@ -161,9 +161,13 @@ class TransformerLayer(nn.Module):
 
     def _mlp(self, stream: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """What the MLP adds to the stream, what its routing costs, and its normalised input."""
-        if isinstance(self.mlp, MLP) and self.execution.computes_again("norm"):
+        chunk = self.execution.sequence_chunk
+        if isinstance(self.mlp, MLP) and self.execution.computes_again("norm") and chunk is None:
             return self.mlp.narrow(again(self._normed_fc1, stream)), None, stream
         normed = self.pre_mlp_layernorm(stream)
+        if isinstance(self.mlp, MLP) and chunk is not None:
+            parts = torch.split(normed, chunk, dim=1)
+            return torch.cat([again(self.mlp, part) for part in parts], dim=1), None, normed
         changed = again(self.mlp, normed, active=self.execution.computes_again("mlp"))
         return (*changed, normed) if isinstance(self.mlp, MoE) else (changed, None, normed)
 
@@ -244,16 +248,19 @@ def drop(x: Tensor, context: Context, *, layer: int, site: Site, probability: fl
     """Drop parts of the residual stream's input [b, s, h]."""
     if context.dropout is None or probability == 0.0:
         return x
-    keep = keep_mask(
-        context.dropout,
-        layer=layer,
-        site=site,
-        probability=probability,
-        heads=range(1),
-        rows=context.rows,
-        columns=range(x.size(-1)),
-    )
-    return dropout(x, keep[:, 0], probability=probability)
+    keep = [
+        keep_mask(
+            context.dropout,
+            layer=layer,
+            site=site,
+            probability=probability,
+            heads=range(1),
+            rows=rows,
+            columns=range(x.size(-1)),
+        )[:, 0]
+        for rows in context.rows
+    ]
+    return dropout(x, torch.cat(keep, dim=1), probability=probability)
 
 
 def _run(layers: list[nn.Module], hidden: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:

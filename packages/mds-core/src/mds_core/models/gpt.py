@@ -32,7 +32,9 @@ from mds_core.layers.embedding import (
     VocabParallelHead,
     check_positions,
 )
-from mds_core.layers.rope import rotation
+from mds_core.layers.ring import zigzag
+from mds_core.layers.rope import Rotation, rotation
+from mds_core.layers.tiles import Tiles, Visibility
 from mds_core.models.block import Build, Stack, active_key, drop
 from mds_core.parameter import initialize, parameter_shards
 from mds_core.partition import Stage
@@ -111,8 +113,8 @@ class Embedding(nn.Module):
         if self.layernorm is not None:
             hidden = self.layernorm(hidden)
         if self.position_embeddings is not None:
-            own = position_ids[:, : context.rows.stop][:, -len(context.rows) :]
-            hidden = hidden + self.position_embeddings(own)
+            own = [position_ids[:, rows.start : rows.stop] for rows in context.rows]
+            hidden = hidden + self.position_embeddings(torch.cat(own, dim=1))
         return drop(hidden, context, layer=0, site="embedding", probability=self.probability)
 
 
@@ -151,7 +153,8 @@ class GPT(nn.Module):
         execution = execution or Execution()
         execution.check(config)
         config.check_tp(groups.tp_size)
-        config.check_ulysses(groups.ulysses_size, tp_size=groups.tp_size)
+        if execution.sequence_sharing == "ulysses":
+            config.check_ulysses(groups.ulysses_size, tp_size=groups.tp_size)
         split = groups.tp_size if execution.expert_tensor_parallel else 1
         config.check_expert_parallel(groups.ep_size, tp_size=split)
         if stage is None and groups.pp_size > 1:
@@ -160,6 +163,7 @@ class GPT(nn.Module):
                 f"model on each; build mds_core.pipeline.Pipeline, or set pp_size=1."
             )
         self.config, self.groups, self.seed = config, groups, seed
+        self.execution = execution
         self.dtype = dtype
         self.stage = stage or Stage.whole(config.num_layers)
         self.sequence_parallel = execution.sequence_parallel and groups.tp is not None
@@ -302,8 +306,7 @@ class GPT(nn.Module):
         """Map the last stage's [b, s, h] to logits [b, s, v] of the true vocabulary."""
         head = self._head()
         logits = gather(F.linear(self._whole(hidden), head.weight), group=self.groups.tp, dim=-1)
-        logits = gather(logits, group=self.groups.ulysses, dim=1)
-        return logits[..., : self.config.vocab_size]
+        return self._joined(logits)[..., : self.config.vocab_size]
 
     def loss(
         self,
@@ -332,7 +335,7 @@ class GPT(nn.Module):
             group=self.groups.tp,
         )
         ulysses = self.groups.ulysses
-        losses = gather(losses.view(len(labels), -1), group=ulysses, dim=1)
+        losses = self._joined(losses.view(len(labels), -1))
         loss_sum = reduce(loss_sum, group=ulysses)
         if routing_cost is None:
             return GPTLoss(loss_sum, losses)
@@ -376,6 +379,8 @@ class GPT(nn.Module):
         turn = None
         if config.position_embedding == "rope":
             turn = rotation(position_ids, config=config, dtype=self.dtype)
+        if self.execution.tiled and cache is None:
+            return self._tiled_context(length, turn, dropout_key, documents)
         offset, device = 0 if cache is None else cache.length, position_ids.device
         mask = attention_mask(
             length, offset=offset, window=config.sliding_window, documents=documents, device=device
@@ -397,11 +402,42 @@ class GPT(nn.Module):
             rows=self._rows(length),
         )
 
+    def _tiled_context(
+        self,
+        length: int,
+        turn: Rotation | None,
+        dropout_key: DropoutKey | None,
+        documents: Tensor | None,
+    ) -> Context:
+        """Without a mask of all positions times all positions."""
+        config, places = self.config, self._places(length)
+        own = self.groups.ulysses_rank
+        if self.execution.sequence_sharing == "ulysses":
+            places, own = ((range(length),),), 0  # inside attention all positions are here
+        elif turn is not None:
+            kept = torch.cat([torch.arange(r.start, r.stop) for r in places[own]])
+            kept = kept.to(turn[0].device)
+            turn = (turn[0][:, :, kept], turn[1][:, :, kept])
+        slopes = self._own_slopes() if config.position_embedding == "alibi" else ()
+        visibility = Visibility(window=config.sliding_window, documents=documents, slopes=slopes)
+        return Context(
+            rotation=turn,
+            mask=None,
+            dropout=active_key(dropout_key, config=config, training=self.training),
+            cache=None,
+            rows=self._rows(length),
+            tiles=Tiles(
+                places=places, own=own, size=self.execution.sequence_chunk, visibility=visibility
+            ),
+        )
+
     def _own_slopes(self) -> tuple[float, ...]:
         """ALiBi's slopes of this rank's heads."""
         groups, heads = self.groups, self.config.num_attention_heads
-        share = heads // groups.tp_size // groups.ulysses_size
-        first = (groups.tp_rank * groups.ulysses_size + groups.ulysses_rank) * share
+        ring = self.execution.sequence_sharing == "ring"  # then each rank has all heads
+        size, place = (1, 0) if ring else (groups.ulysses_size, groups.ulysses_rank)
+        share = heads // groups.tp_size // size
+        first = (groups.tp_rank * size + place) * share
         return alibi_slopes(heads)[first : first + share]
 
     @property
@@ -409,8 +445,16 @@ class GPT(nn.Module):
         """Ranks over which the positions of the residual stream are split."""
         return self.groups.ulysses_size * (self.groups.tp_size if self.sequence_parallel else 1)
 
-    def _rows(self, length: int) -> range:
-        """Positions of the residual stream that this rank holds."""
+    def _places(self, length: int) -> tuple[tuple[range, ...], ...]:
+        """Stretches of the sequence that each ulysses place holds."""
+        ranks = self.groups.ulysses_size
+        if self.execution.sequence_sharing == "ring" and ranks > 1:
+            return zigzag(length, ranks=ranks)
+        share = length // ranks
+        return tuple((range(place * share, (place + 1) * share),) for place in range(ranks))
+
+    def _rows(self, length: int) -> tuple[range, ...]:
+        """Stretches of the sequence that this rank's residual stream holds."""
         shares, groups = self.sequence_shares, self.groups
         if length % shares:
             raise ValueError(
@@ -418,14 +462,26 @@ class GPT(nn.Module):
                 f"share a sequence (ulysses_size {groups.ulysses_size}, times tp_size "
                 f"{groups.tp_size} with sequence_parallel). Pad the sequence or change the layout."
             )
-        place = groups.ulysses_rank
-        if self.sequence_parallel:
-            place = place * groups.tp_size + groups.tp_rank
-        return range(place * (length // shares), (place + 1) * (length // shares))
+        own = self._places(length)[groups.ulysses_rank]
+        if not self.sequence_parallel:
+            return own
+        share = length // shares
+        return _cut(own, groups.tp_rank * share, (groups.tp_rank + 1) * share)
 
     def _own(self, x: Tensor) -> Tensor:
         """The positions of [b, s] that this rank's ulysses place holds, [b, s / u]."""
-        return x.chunk(self.groups.ulysses_size, dim=1)[self.groups.ulysses_rank]
+        own = self._places(x.size(1))[self.groups.ulysses_rank]
+        return torch.cat([x[:, rows.start : rows.stop] for rows in own], dim=1)
+
+    def _joined(self, x: Tensor) -> Tensor:
+        """All positions [b, s, ...] of the ulysses ranks' [b, s / u, ...], in their order."""
+        x = gather(x, group=self.groups.ulysses, dim=1)
+        if self.groups.ulysses is None or self.execution.sequence_sharing == "ulysses":
+            return x
+        held = [rows for place in self._places(x.size(1)) for rows in place]
+        parts = x.split([len(rows) for rows in held], dim=1)  # type: ignore[no-untyped-call]
+        ordered = sorted(zip(held, parts, strict=True), key=lambda pair: pair[0].start)
+        return torch.cat([part for _, part in ordered], dim=1)
 
     def _check_positions(self, position_ids: Tensor) -> None:
         limit = self.config.max_position_embeddings
@@ -433,6 +489,16 @@ class GPT(nn.Module):
             return
         if position_ids.numel():
             check_positions(int(position_ids.max()) + 1, limit=limit)
+
+
+def _cut(stretches: tuple[range, ...], start: int, stop: int) -> tuple[range, ...]:
+    """The positions from ``start`` to ``stop`` of the stretches laid end to end."""
+    cut, begin = [], 0
+    for rows in stretches:
+        part = rows[max(start - begin, 0) : max(stop - begin, 0)]
+        cut += [part] if part else []
+        begin += len(rows)
+    return tuple(cut)
 
 
 def document_numbers(cumulative_lengths: Tensor, *, tokens: Tensor) -> Tensor:

@@ -71,7 +71,8 @@ class Embedding(nn.Module):
         hidden: Tensor = self.word_embeddings(tokens)
         if self.layernorm is not None:
             hidden = self.layernorm(hidden)
-        own = torch.arange(context.rows.start, context.rows.stop, device=tokens.device)[None]
+        (rows,) = context.rows
+        own = torch.arange(rows.start, rows.stop, device=tokens.device)[None]
         hidden = hidden + self.position_embeddings(own)
         return drop(hidden, context, layer=layer, site="embedding", probability=self.probability)
 
@@ -104,6 +105,7 @@ class T5(nn.Module):
         super().__init__()
         execution = execution or Execution()
         execution.check(config)
+        execution.check_short("T5")
         config.check_tp(groups.tp_size)
         _check_layout(groups)
         self.config, self.groups, self.seed, self.dtype = config, groups, seed, dtype
@@ -238,7 +240,7 @@ class T5(nn.Module):
             mask=mask,
             dropout=active_key(dropout_key, config=self.config, training=self.training),
             cache=None,
-            rows=self._rows(tokens.size(1)),
+            rows=(self._rows(tokens.size(1)),),
             memory=memory,
         )
 

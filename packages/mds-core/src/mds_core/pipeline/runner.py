@@ -109,6 +109,10 @@ class Pipeline(nn.Module):
         """What this rank holds of each of its parameters, by canonical name."""
         return {name: s for model in self._gpts for name, s in model.parameter_shards().items()}
 
+    def expert_parameters(self) -> frozenset[str]:
+        """Names of this rank's experts' parameters, as for `GPT.expert_parameters`."""
+        return frozenset().union(*(model.expert_parameters() for model in self._gpts))
+
     @property
     def copies(self) -> frozenset[str]:
         """Names of parameters that a stage on another rank owns, counts and saves."""
