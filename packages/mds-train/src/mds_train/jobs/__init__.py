@@ -1,0 +1,1 @@
+"""Job files for machines and clusters: written, never submitted."""

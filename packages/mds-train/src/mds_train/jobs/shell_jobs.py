@@ -1,0 +1,172 @@
+"""Job files that are shell scripts: one machine, torchrun, DeepSpeed's launcher, Slurm, MPI."""
+
+from __future__ import annotations
+
+import shlex
+
+from mds_train.jobs.job import Job
+
+__all__ = ["deepspeed", "local", "mpi", "slurm", "torchrun"]
+
+_HEAD = "#!/usr/bin/env bash\n"
+_STRICT = "set -euo pipefail\n"
+
+
+def local(job: Job) -> dict[str, str]:
+    """All ranks on this machine; one process needs no launcher."""
+    program: tuple[str, ...] = ("mds-train",)
+    if job.processes > 1:
+        program = ("torchrun", "--standalone", f"--nproc-per-node={job.processes}", *_MODULE)
+    text = f"{_HEAD}# {job.name}: on this machine, {job.processes} ranks.\n{_STRICT}{job.exports()}"
+    return {f"{job.name}.sh": f"{text}{job.command(program)}\n"}
+
+
+_MODULE = ("-m", "mds_train")
+
+
+def torchrun(job: Job) -> dict[str, str]:
+    """The script to start on every machine, the first one with 0.
+
+    A static rendezvous, restarted as a whole under a new name that the first machine writes into
+    the run's folder: an elastic one loses the job when a machine that was cut off comes back.
+    """
+    program = (
+        "torchrun",
+        f"--nnodes={job.nodes}",
+        f"--nproc-per-node={job.processes}",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=@ENDPOINT@",
+        "--rdzv-id=@ID@",
+        "--rdzv-conf=is_host=@IS_HOST@",
+        "--local-addr=@ADDRESS@",
+        *_MODULE,
+    )
+    command = job.command(program, indent="    ")
+    for mark, shell in (
+        ("@ENDPOINT@", f'"$head:{job.port}"'),
+        ("@ID@", '"$id"'),
+        ("@IS_HOST@", '"$is_head"'),
+        ("@ADDRESS@", '"$address"'),
+    ):
+        command = command.replace(mark, shell)
+    return {
+        f"{job.name}.sh": f"""{_HEAD}\
+# {job.name}: {job.nodes} machines with {job.processes} ranks each. On every machine:
+#   ./{job.name}.sh 0    (on {job.host}; 1, 2 ... on the others, at the same time)
+# The environment variable ADDRESS names this machine's address in the training network.
+{_STRICT}\
+rank="${{1:?say which machine this is: 0 for the first one}}"
+run_dir={shlex.quote(job.run_dir)}
+head="${{HEAD:-{job.host}}}"
+address="${{ADDRESS:-$(hostname -I | cut -d ' ' -f 1)}}"
+is_head=$((rank == 0))
+{job.exports()}
+mkdir -p "$run_dir"
+for ((attempt = 0; attempt <= {job.restarts}; attempt++)); do
+  if ((rank == 0)); then
+    echo "{job.name}-$(date +%s)" > "$run_dir/rendezvous"
+  else
+    sleep 10
+  fi
+  id="$(< "$run_dir/rendezvous")"
+  if {command}; then
+    exit 0
+  fi
+  echo "Start $attempt failed; all machines start again from the newest checkpoint." >&2
+  sleep 30
+done
+echo "Gave up after {job.restarts} restarts." >&2
+exit 1
+"""
+    }
+
+
+def deepspeed(job: Job) -> dict[str, str]:
+    """DeepSpeed's launcher with a host file and without ssh: the script runs on every machine."""
+    hosts = [job.host, *(f"{job.host}-{number}" for number in range(1, job.nodes))]
+    program = (
+        "deepspeed",
+        *("--hostfile", "hostfile", "--no_ssh", "--node_rank", "@RANK@"),
+        *("--master_addr", "@HEAD@", "--master_port", str(job.port)),
+        *("--module", "mds_train"),
+    )
+    command = job.command(program).replace("@RANK@", '"$rank"').replace("@HEAD@", '"$head"')
+    script = f"""{_HEAD}\
+# {job.name}: {job.nodes} machines. Write their names into hostfile, then on every machine:
+#   ./{job.name}.sh 0    (on the first one; 1, 2 ... on the others, at the same time)
+{_STRICT}\
+rank="${{1:?say which machine this is: 0 for the first one}}"
+head="${{HEAD:-{job.host}}}"
+{job.exports()}\
+{command}
+"""
+    lines = "".join(f"{host} slots={job.processes}\n" for host in hosts)
+    return {f"{job.name}.sh": script, "hostfile": lines}
+
+
+def slurm(job: Job) -> dict[str, str]:
+    """A batch script: srun starts the ranks, which read Slurm's variables themselves.
+
+    Three minutes before its time is over the job saves and ends. Submitted several times, one
+    follows the other and goes on.
+    """
+    hours, minutes = divmod(job.minutes, 60)
+    options = [
+        f"--job-name={job.name}",
+        f"--nodes={job.nodes}",
+        f"--ntasks-per-node={job.processes}",
+        f"--cpus-per-task={job.cpus}",
+        *([f"--gpus-per-node={job.processes}"] if job.use_gpu else []),
+        *([f"--partition={job.queue}"] if job.queue else []),
+        *([f"--account={job.account}"] if job.account else []),
+        f"--time={hours:02d}:{minutes:02d}:00",
+        "--exclusive",
+        "--requeue",
+        "--open-mode=append",
+        "--signal=TERM@180",
+        "--dependency=singleton",
+        f"--output={job.name}-%j.log",
+    ]
+    header = "".join(f"#SBATCH {option}\n" for option in options)
+    srun: tuple[str, ...] = ("srun", "--kill-on-bad-exit=1", f"--cpus-per-task={job.cpus}")
+    if job.mounts:
+        places = ",".join(f"{mount.source}:{mount.path}" for mount in job.mounts)
+        srun = (*srun, f"--container-image={job.image}", f"--container-mounts={places}")
+    return {
+        f"{job.name}.sbatch": f"""{_HEAD}{header}\
+# Submit it {job.restarts + 1} times for runs longer than one job: sbatch {job.name}.sbatch
+# Jobs of one name run one after the other; each goes on from the newest checkpoint.
+{_STRICT}\
+export OMP_NUM_THREADS={job.cpus}
+{job.exports()}\
+{job.command((*srun, "mds-train"))}
+"""
+    }
+
+
+def mpi(job: Job) -> dict[str, str]:
+    """Mpirun of Open MPI; a line of shell turns its variables into those that torch reads."""
+    ranks = (
+        'export RANK="$OMPI_COMM_WORLD_RANK" WORLD_SIZE="$OMPI_COMM_WORLD_SIZE" '
+        'LOCAL_RANK="$OMPI_COMM_WORLD_LOCAL_RANK" LOCAL_WORLD_SIZE="$OMPI_COMM_WORLD_LOCAL_SIZE"; '
+        'exec mds-train "$@"'
+    )
+    names = [*job.variables, *job.secrets, "MASTER_ADDR", "MASTER_PORT"]
+    program = (
+        *("mpirun", "--hostfile", "hostfile", "-np", str(job.world_size)),
+        *("--map-by", f"ppr:{job.processes}:node:PE={job.cpus}"),
+        *(word for name in names for word in ("-x", name)),
+        *("bash", "-c", ranks, "mds-train"),
+    )
+    hosts = [job.host, *(f"{job.host}-{number}" for number in range(1, job.nodes))]
+    script = f"""{_HEAD}\
+# {job.name}: {job.nodes} machines with {job.processes} ranks each. Write their names into hostfile.
+{_STRICT}\
+export MASTER_ADDR="${{HEAD:-{job.host}}}" MASTER_PORT={job.port}
+{job.exports()}\
+# The ranks' own variables are read where the ranks are.
+# shellcheck disable=SC2016
+{job.command(program)}
+"""
+    lines = "".join(f"{host} slots={job.processes}\n" for host in hosts)
+    return {f"{job.name}.sh": script, "hostfile": lines}
