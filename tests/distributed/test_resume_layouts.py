@@ -2,52 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from recorded_runs import Recorder, checkpoint_differences, train_and_record, train_each
-from tiny_run import make_store, tiny_config
+from layouts import Layout, config_on, continue_on, step_3, step_of, straight_runs
+from recorded_runs import Recorder, checkpoint_differences, train_and_record
+from tiny_run import make_store
 
 from mds_kernels.testing import TOLERANCES, run_ranks
-from mds_train.config import TrainConfig
 
 pytestmark = pytest.mark.timeout(600)
 
 
-@dataclass(frozen=True)
-class Layout:
-    ranks: int
-    tp_size: int
-    zero_stage: int
-    precision: str = "fp32"
-    ulysses_size: int = 1
-    sequence_parallel: bool = False
-    recompute: str = "none"
-    recompute_layers: int = 1
-
-    @property
-    def name(self) -> str:
-        dp_size = self.ranks // (self.tp_size * self.ulysses_size)
-        parts = [
-            f"tp{self.tp_size}dp{dp_size}z{self.zero_stage}",
-            f"ulysses{self.ulysses_size}" * (self.ulysses_size > 1),
-            "sp" * self.sequence_parallel,
-            f"{self.recompute}{self.recompute_layers}" * (self.recompute != "none"),
-            self.precision,
-        ]
-        return "-".join(part for part in parts if part)
-
-    @property
-    def parallel(self) -> dict[str, object]:
-        keys = ("tp_size", "zero_stage", "ulysses_size", "sequence_parallel")
-        return {key: getattr(self, key) for key in keys}
-
-    @property
-    def memory(self) -> dict[str, object]:
-        return {key: getattr(self, key) for key in ("recompute", "recompute_layers")}
-
-
+LAYERS = 2
 LAYOUTS = [
     Layout(1, 1, 0),
     Layout(1, 1, 1, recompute="full", recompute_layers=2),
@@ -81,53 +48,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def straight(folder: Path) -> dict[str, Recorder]:
-    configs = [
-        tiny_config(
-            folder / "store",
-            folder / f"straight-{precision}",
-            train={"precision": precision},
-            checkpoint={"save_interval": 3},
-        )
-        for precision in ("fp32", "bf16")
-    ]
-    fp32, bf16 = run_ranks(train_each, 1, configs)[0]
-    return {"fp32": fp32, "bf16": bf16}
-
-
-def config_on(layout: Layout, folder: Path, *, run: str, load: Path, exit_step: int) -> TrainConfig:
-    """Go on from a checkpoint of another run, on this layout."""
-    return tiny_config(
-        folder / "store",
-        folder / f"{run}-{layout.name}",
-        train={"precision": layout.precision, "exit_step": exit_step},
-        parallel=layout.parallel,
-        memory=layout.memory,
-        checkpoint={"load": str(load)},
-    )
-
-
-def step_3(folder: Path, precision: str) -> Path:
-    return folder / f"straight-{precision}" / "checkpoints" / "step-3"
-
-
-def step_of(layout: Layout, folder: Path, *, run: str, step: int) -> Path:
-    return folder / f"{run}-{layout.name}" / "checkpoints" / f"step-{step}"
+    return straight_runs(folder, layers=LAYERS)
 
 
 @pytest.fixture(scope="module")
 def continued(folder: Path, straight: dict[str, Recorder]) -> dict[Layout, Recorder]:
-    """On each layout: step 3 loaded and saved again ("load"), and trained up to 6 ("go-on")."""
-    found: dict[Layout, Recorder] = {}
-    for ranks in sorted({layout.ranks for layout in LAYOUTS}):
-        layouts = [layout for layout in LAYOUTS if layout.ranks == ranks]
-        configs = [
-            config_on(layout, folder, run=run, load=step_3(folder, layout.precision), exit_step=to)
-            for layout in layouts
-            for run, to in (("load", 3), ("go-on", 6))
-        ]
-        recorders = run_ranks(train_each, ranks, configs, timeout=400)[0]
-        found |= dict(zip(layouts, recorders[1::2], strict=True))
-    return found
+    del straight  # has written the checkpoints
+    return continue_on(LAYOUTS, folder, layers=LAYERS)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
@@ -160,7 +87,9 @@ def test_what_four_ranks_wrote_one_process_loads_bitwise(
     spread = Layout(4, 2, 3)
     assert spread in continued
     written = step_of(spread, folder, run="go-on", step=6)
-    one = config_on(Layout(1, 1, 0), folder, run="gathered", load=written, exit_step=6)
+    one = config_on(
+        Layout(1, 1, 0), folder, run="gathered", load=written, exit_step=6, layers=LAYERS
+    )
 
     run_ranks(train_and_record, 1, one)
 

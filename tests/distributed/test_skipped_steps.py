@@ -10,34 +10,39 @@ from recorded_runs import Recorder, checkpoint_differences
 from tiny_run import make_store, tiny_config
 from torch import Tensor
 
+from mds_core.pipeline import Pipeline
 from mds_kernels.testing import run_ranks
 from mds_train.config import TrainConfig
 
 pytestmark = pytest.mark.timeout(420)
 
 LAYOUTS = {
-    f"tp{tp_size}z{stage}-{precision}": (tp_size, stage, precision)
-    for tp_size, stage, precision in [
-        (1, 0, "fp32"),
-        (1, 1, "fp32"),
-        (1, 2, "fp32"),
-        (1, 3, "fp32"),
-        (2, 0, "fp32"),
-        (2, 1, "fp32"),
-        (1, 0, "bf16"),
-        (1, 1, "bf16"),
-        (1, 3, "bf16"),
+    f"tp{tp_size}pp{pp_size}z{stage}-{precision}": (tp_size, pp_size, stage, precision)
+    for tp_size, pp_size, stage, precision in [
+        (1, 1, 0, "fp32"),
+        (1, 1, 1, "fp32"),
+        (1, 1, 2, "fp32"),
+        (1, 1, 3, "fp32"),
+        (2, 1, 0, "fp32"),
+        (2, 1, 1, "fp32"),
+        (1, 2, 0, "fp32"),
+        (1, 2, 1, "fp32"),
+        (1, 1, 0, "bf16"),
+        (1, 1, 1, "bf16"),
+        (1, 1, 3, "bf16"),
+        (1, 2, 0, "bf16"),
+        (1, 2, 1, "bf16"),
     ]
 }
 
 
 def config_of(name: str, folder: Path, **train: object) -> TrainConfig:
-    tp_size, stage, precision = LAYOUTS[name]
+    tp_size, pp_size, stage, precision = LAYOUTS[name]
     return tiny_config(
         folder / "store",
         folder / name,
         train={"precision": precision, "train_steps": 4} | train,
-        parallel={"tp_size": tp_size, "zero_stage": stage},
+        parallel={"tp_size": tp_size, "pp_size": pp_size, "zero_stage": stage},
         checkpoint={"save_interval": 1},
     )
 
@@ -57,15 +62,23 @@ def train_one_with_nan(config: TrainConfig, poisoned: range) -> Recorder | str:
     from mds_train.loop import TrainingDivergedError
 
     recorder = Recorder()
-    plain_backward = DeepSpeedEngine.backward
+    plain_backward, plain_sum = DeepSpeedEngine.backward, Pipeline._sum_tied_gradients
     is_last_rank = dist.get_rank() == dist.get_world_size() - 1
 
+    def hurt() -> bool:
+        return is_last_rank and len(recorder.steps) + 1 in poisoned
+
     def backward(self: DeepSpeedEngine, loss: Tensor, *, last: bool) -> None:
-        hurt = is_last_rank and len(recorder.steps) + 1 in poisoned
-        plain_backward(self, loss * float("nan") if hurt else loss, last=last)
+        plain_backward(self, loss * float("nan") if hurt() else loss, last=last)
+
+    def sum_tied_gradients(self: Pipeline) -> None:
+        plain_sum(self)
+        if hurt():  # only now, else the tied embedding would carry it to the first stage
+            self.canonical_parameters()["decoder.final_layernorm.weight"].grad.fill_(float("nan"))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DeepSpeedEngine, "backward", backward)
+        patch.setattr(Pipeline, "_sum_tied_gradients", sum_tied_gradients)
         try:
             train(config, watchers=[recorder])
         except TrainingDivergedError as error:
@@ -85,7 +98,7 @@ def found(folder: Path) -> list[tuple[list[Recorder | str], Recorder | str]]:
     """Of both ranks."""
     configs = [config_of(name, folder) for name in LAYOUTS]
     never_ending = config_of(
-        "tp1z1-fp32", folder, run_dir=str(folder / "never"), max_skipped_steps=2
+        "tp1pp1z1-fp32", folder, run_dir=str(folder / "never"), max_skipped_steps=2
     )
     return run_ranks(train_with_nan, 2, configs, never_ending, timeout=400)
 

@@ -19,6 +19,7 @@ from mds_train.config import (
     ParallelConfig,
     ScheduleConfig,
     TrainConfig,
+    WatchConfig,
 )
 
 VOCABULARY = 100
@@ -59,6 +60,7 @@ def tiny_config(store: Path, run_dir: Path, **changes: dict[str, Any]) -> TrainC
         parallel=ParallelConfig(),
         memory=MemoryConfig(),
         checkpoint=CheckpointConfig(keep_last=0),
+        watch=WatchConfig(),
     )
     tables = {name: replace(getattr(config, name), **values) for name, values in changes.items()}
     return replace(config, **tables)

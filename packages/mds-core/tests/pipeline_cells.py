@@ -143,7 +143,7 @@ def train_pipeline(pipeline_cell: PipelineCell, layout: Layout) -> dict:
         optimizer.step()
         trace.parameters.append(whole(pipeline, parameters))
     del batch["samples"]
-    evaluated = pipeline.eval().evaluate(**batch)
+    evaluated = pipeline.eval().evaluate(**batch, micro_batches=2)
     return {
         "trace": trace,
         "copies": pipeline.copies,

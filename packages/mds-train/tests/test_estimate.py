@@ -57,3 +57,17 @@ def test_ranks_that_share_a_sequence_share_its_activations() -> None:
 
     assert half.weights == alone.weights
     assert half.activations == pytest.approx(alone.activations / 2, rel=0.01)
+
+
+def test_pipeline_ranks_hold_their_stages_and_a_schedules_micro_batches() -> None:
+    config = tiny_config(Path("run"))
+    config = replace(config, train=replace(config.train, global_batch_size=16))
+    staged = replace(config, parallel=ParallelConfig(pp_size=2, zero_stage=0))
+    every = replace(config, parallel=ParallelConfig(pp_size=2, zero_stage=0, schedule="gpipe"))
+
+    whole, half = estimate_memory(config, world_size=1), estimate_memory(staged, world_size=2)
+
+    assert 0.4 * whole.weights < half.weights < whole.weights
+    # Each rank holds half of the layers, of two micro batches.
+    assert half.activations == pytest.approx(whole.activations, rel=0.1)
+    assert estimate_memory(every, world_size=2).activations > half.activations

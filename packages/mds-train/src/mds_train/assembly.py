@@ -14,13 +14,14 @@ import torch.distributed as dist
 
 from mds_core.groups import Layout, ProcessGroups
 from mds_core.models import GPT
+from mds_core.pipeline import Pipeline
 from mds_core.sharding import ParameterShard
 from mds_train.batches import BatchReader, Samples
 from mds_train.config import TrainConfig
 from mds_train.config.batch_growth import BatchSizes
 from mds_train.data.building import Stores, open_stores, training_samples, validation_samples
 from mds_train.engines.interface import Engine
-from mds_train.model_building import build_model
+from mds_train.model_building import build_model, global_shapes
 from mds_train.schedule import Schedule
 
 __all__ = ["Parts", "assemble", "choose_device"]
@@ -38,6 +39,11 @@ class Parts:
     reader: BatchReader
     validation: Samples | None
     shards: dict[str, ParameterShard]
+    """What this rank holds of each of its parameters."""
+
+    shapes: dict[str, tuple[int, ...]]
+    """Global shape of every parameter of the model, on all pipeline stages."""
+
     engine: Engine
     schedule: Schedule
 
@@ -78,7 +84,7 @@ def assemble(config: TrainConfig) -> Parts:
     groups = _build_groups(config, world_size=world_size)
     stores = open_stores(config)
     model = build_model(config, groups, device=device)
-    shards = dict(model.parameter_shards())
+    shards, shapes = dict(model.parameter_shards()), global_shapes(config)
     return Parts(
         config=config,
         run_dir=Path(config.train.run_dir),
@@ -88,7 +94,8 @@ def assemble(config: TrainConfig) -> Parts:
         reader=_reader(config, stores, groups=groups),
         validation=validation_samples(config, stores),
         shards=shards,
-        engine=_engine(model, config, groups=groups, shards=shards),
+        shapes=shapes,
+        engine=_engine(model, config, groups=groups, shards=shards, shapes=shapes),
         schedule=Schedule.from_config(config),
     )
 
@@ -131,10 +138,20 @@ def _reader(config: TrainConfig, stores: Stores, *, groups: ProcessGroups) -> Ba
 
 
 def _engine(
-    model: GPT, config: TrainConfig, *, groups: ProcessGroups, shards: dict[str, ParameterShard]
+    model: GPT | Pipeline,
+    config: TrainConfig,
+    *,
+    groups: ProcessGroups,
+    shards: dict[str, ParameterShard],
+    shapes: dict[str, tuple[int, ...]],
 ) -> Engine:
     # Imported late: deepspeed takes a second, and the commands that do not train do without it.
     from mds_train.engines.deepspeed import DeepSpeedEngine
+    from mds_train.engines.pipeline import PipelineEngine
 
     split_names = frozenset(name for name, shard in shards.items() if shard.dim is not None)
+    if isinstance(model, Pipeline):
+        return PipelineEngine(
+            model, config=config, groups=groups, split_names=split_names, shapes=shapes
+        )
     return DeepSpeedEngine(model, config=config, groups=groups, split_names=split_names)

@@ -76,9 +76,14 @@ def _data_rows(config: TrainConfig) -> list[tuple[str, str]]:
 def _memory_rows(config: TrainConfig, *, world_size: int) -> list[tuple[str, str]]:
     memory = estimate_memory(config, world_size=world_size)
     parallel = config.parallel
+    sizes = [f"tp {parallel.tp_size}", f"dp {parallel.dp_size(world_size)}"]
+    if parallel.pp_size > 1:
+        sizes.insert(1, f"pp {parallel.pp_size} ({parallel.pipeline_schedule})")
+    if parallel.ulysses_size > 1:
+        sizes.append(f"ulysses {parallel.ulysses_size}")
     layout = (
-        f"{world_size} ranks: tp {parallel.tp_size}, dp {parallel.dp_size(world_size)}, "
-        f"ZeRO {parallel.zero_stage}, {config.train.precision}"
+        f"{world_size} ranks: {', '.join(sizes)}, ZeRO {parallel.zero_stage}, "
+        f"{config.train.precision}"
     )
     return [
         ("layout", layout),

@@ -9,19 +9,25 @@ import torch
 from mds_core.config import Execution
 from mds_core.groups import ProcessGroups
 from mds_core.models import GPT
+from mds_core.partition import Stage, balance, parameter_costs, stages_of
+from mds_core.pipeline import Pipeline
 from mds_train.config import TrainConfig
 
-__all__ = ["build_model", "execution_of", "parameter_dtype"]
+__all__ = ["build_model", "execution_of", "global_shapes", "parameter_dtype", "stages"]
 
 logger = logging.getLogger(__name__)
 
 
-def build_model(config: TrainConfig, groups: ProcessGroups, *, device: torch.device) -> GPT:
-    """The model of a run with its start values, on this rank's place in the layout."""
+def build_model(
+    config: TrainConfig, groups: ProcessGroups, *, device: torch.device
+) -> GPT | Pipeline:
+    """The model of a run with its start values: this rank's part of it."""
     if config.parallel.sequence_parallel and groups.tp_size == 1:
         logger.warning(
             "parallel.sequence_parallel does nothing: parallel.tp_size is 1, so nobody shares."
         )
+    if groups.pp_size > 1:
+        return _build_pipeline(config, groups, device=device)
     return GPT(
         config.model.core(),
         groups,
@@ -30,6 +36,40 @@ def build_model(config: TrainConfig, groups: ProcessGroups, *, device: torch.dev
         device=device,
         execution=execution_of(config),
     )
+
+
+def _build_pipeline(
+    config: TrainConfig, groups: ProcessGroups, *, device: torch.device
+) -> Pipeline:
+    train, parallel = config.train, config.parallel
+    return Pipeline(
+        config.model.core(),
+        groups,
+        micro_batches=train.global_batch_size // (train.micro_batch_size * groups.dp_size),
+        schedule=parallel.pipeline_schedule,
+        chunks=parallel.stage_count // parallel.pp_size,
+        stages=stages(config),
+        seed=train.seed,
+        dtype=parameter_dtype(config),
+        device=device,
+        execution=execution_of(config),
+    )
+
+
+def stages(config: TrainConfig) -> tuple[Stage, ...]:
+    """The layers of each pipeline stage, as parallel.partition says."""
+    parallel, model = config.parallel, config.model
+    if parallel.stage_sizes is not None:
+        return stages_of(parallel.stage_sizes)
+    even = [1.0] * model.num_layers
+    costs = parameter_costs(model.core()) if parallel.partition == "parameters" else even
+    return balance(costs, count=parallel.stage_count)
+
+
+def global_shapes(config: TrainConfig) -> dict[str, tuple[int, ...]]:
+    """Shape of every parameter of the whole model, in its order."""
+    model = GPT(config.model.core(), ProcessGroups.single(), device="meta")
+    return {name: shard.global_shape for name, shard in model.parameter_shards().items()}
 
 
 def execution_of(config: TrainConfig) -> Execution:

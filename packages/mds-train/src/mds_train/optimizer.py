@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,14 @@ from torch import nn
 from mds_core.models import no_weight_decay
 from mds_train.config import OptimizerConfig
 
-__all__ = ["DECAYED", "UNDECAYED", "build_optimizer", "parameter_groups", "set_hyperparameters"]
+__all__ = [
+    "DECAYED",
+    "UNDECAYED",
+    "build_optimizer",
+    "group_names",
+    "parameter_groups",
+    "set_hyperparameters",
+]
 
 DECAYED = "decayed"
 UNDECAYED = "undecayed"
@@ -40,6 +47,14 @@ def parameter_groups(
         group["names"].append(name)
         group["params"].append(parameter)
     return [group for group in groups.values() if group["params"]]
+
+
+def group_names(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, list[str]]:
+    """Names of each group's parameters, by the name of the group."""
+    groups: dict[str, list[str]] = {DECAYED: [], UNDECAYED: []}
+    for name, shape in shapes.items():
+        groups[UNDECAYED if no_weight_decay(name, shape) else DECAYED].append(name)
+    return groups
 
 
 def build_optimizer(

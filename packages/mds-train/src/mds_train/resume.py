@@ -147,7 +147,7 @@ def _refuse_unless_wanted(root: Path, skipped: Sequence[str], wanted: Checkpoint
 
 def _load(parts: Parts, source: _Source) -> Origin:
     checkpoint = open_checkpoint(source.folder)
-    _check_parameters(checkpoint, parts.shards)
+    _check_parameters(checkpoint, parts.shapes)
     weights_only = parts.config.checkpoint.load_weights_only and not source.own
     notes = () if weights_only else _check_continuation(parts, checkpoint, own=source.own)
     state = TrainState() if weights_only else TrainState.from_counters(dict(checkpoint.counters))
@@ -166,10 +166,10 @@ def _load(parts: Parts, source: _Source) -> Origin:
     )
 
 
-def _check_parameters(checkpoint: Checkpoint, shards: Mapping[str, ParameterShard]) -> None:
+def _check_parameters(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """The checkpoint must hold exactly the model's parameters."""
     stored = {name: tuple(tensor.shape) for name, tensor in checkpoint.tensors.items()}
-    wanted = {name: tuple(shard.global_shape) for name, shard in shards.items()}
+    wanted = dict(shapes)
     for name in sorted(stored.keys() | wanted.keys()):
         if stored.get(name) != wanted.get(name):
             raise ValueError(

@@ -131,7 +131,7 @@ def pieces_of_rank(
     """
     for index, fragment in enumerate(fragments):
         shard = shards[fragment.name]
-        if shard.dim is None and tp_rank != 0:
+        if fragment.copy or (shard.dim is None and tp_rank != 0):
             continue
         if fragment.replicated and index % dp_size != dp_rank:
             continue
@@ -184,8 +184,7 @@ def publish_snapshot(
     Returns:
         The folder ``checkpoints/step-N``.
     """
-    shapes = {name: shard.global_shape for name, shard in parts.shards.items()}
-    parameters, records = merge_rank_files(shapes, files)
+    parameters, records = merge_rank_files(parts.shapes, files)
     tokenizer = _add_tokenizer(parts, partial, records)
     manifest = CheckpointManifest(
         uuid=str(uuid.uuid4()),

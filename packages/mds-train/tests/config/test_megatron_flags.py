@@ -81,6 +81,11 @@ SETS = {
     "--tensor-model-parallel-size 2": {"parallel.tp_size": 2},
     "--model-parallel-size 2": {"parallel.tp_size": 2},
     "--pipeline-model-parallel-size 2": {"parallel.pp_size": 2},
+    "--num-layers-per-virtual-pipeline-stage 2": {"parallel.virtual_stages": 3},
+    "--enable-zbh1-pipeline": {"parallel.schedule": "zb-h1"},
+    "--enable-zbh1-exact-semantics": {"parallel.schedule": "zb-h1"},
+    "--pp-partition-method type:transformer": {"parallel.partition": "layers"},
+    "--pp-partition-method parameters": {"parallel.partition": "parameters"},
     "--ds-sequence-parallel-size 2": {"parallel.ulysses_size": 2},
     "--sequence-parallel": {"parallel.sequence_parallel": True},
     "--checkpoint-activations": {"memory.recompute": "full"},
@@ -133,6 +138,8 @@ GIVEN = {
     "train.global_batch_size": Setting(value=32, origin="file"),
     "train.train_steps": Setting(value=1000, origin="file"),
     "data.seq_length": Setting(value=64, origin="file"),
+    "model.num_layers": Setting(value=24, origin="file"),
+    "parallel.pp_size": Setting(value=4, origin="file"),
 }
 
 
@@ -220,6 +227,7 @@ def test_no_name_stands_twice_and_underscores_are_dashes() -> None:
         ("--data-path 0.5 a 0.5", "one path is missing"),
         ("--rampup-batch-size 8 8", "takes three whole numbers"),
         ("--eval-iters many", "must be a number"),
+        ("--pp-partition-method type:embed", "only uniform, type:transformer, parameters are"),
     ],
 )
 def test_a_wrong_value_is_a_usage_error(typed: str, message: str) -> None:
@@ -232,6 +240,14 @@ def test_a_flag_that_needs_another_setting_names_it() -> None:
 
     with pytest.raises(UsageError, match=r"--eval-iters needs train\.global_batch_size"):
         resolve_old_flags(old, settings={})
+
+
+@pytest.mark.parametrize("layers", ["5", "0"])
+def test_virtual_stages_that_do_not_share_out_the_layers_are_refused(layers: str) -> None:
+    old, _ = take_old_flags(["--num-layers-per-virtual-pipeline-stage", layers])
+
+    with pytest.raises(UsageError, match="do not divide model"):
+        resolve_old_flags(old, settings=GIVEN)
 
 
 def test_flags_that_depend_on_others_use_those_of_the_same_command_line() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from engine_cases import MODEL, tiny_config
 
+from mds_core.pipeline import SCHEDULES
 from mds_train.config import (
     CheckpointConfig,
     DataConfig,
@@ -17,6 +18,7 @@ from mds_train.config import (
     ScheduleConfig,
     WatchConfig,
 )
+from mds_train.config.parallel import INTERLEAVED, STAGES_PER_RANK
 
 
 def test_the_configuration_is_frozen_and_json_can_hold_it(tmp_path: Path) -> None:
@@ -46,6 +48,10 @@ def test_the_core_configuration_is_the_table_without_the_family() -> None:
         (ScheduleConfig, {"kind": "steps"}, "constant, linear, cosine"),
         (ScheduleConfig, {"kind": "wsd"}, "needs schedule.wsd_decay_steps"),
         (ParallelConfig, {"zero_stage": 4}, "must be 0, 1, 2 or 3"),
+        (ParallelConfig, {"schedule": "2f2b"}, "must be one of gpipe, 1f1b, interleaved-1f1b"),
+        (ParallelConfig, {"schedule": "zb-v", "virtual_stages": 3}, 'schedule "zb-v" puts 2 on'),
+        (ParallelConfig, {"schedule": "1f1b", "virtual_stages": 2}, 'schedule "1f1b" puts 1 on'),
+        (ParallelConfig, {"partition": "3;5"}, "must be layers, parameters, or the number"),
         (MemoryConfig, {"recompute": "some"}, "must be one of none, selective, full"),
         (MemoryConfig, {"recompute_layers": 2}, 'memory.recompute is "none"; only "full"'),
         (CheckpointConfig, {"load_weights_only": True}, "checkpoint.load names no checkpoint"),
@@ -67,11 +73,13 @@ def test_a_precision_or_device_that_we_lack_is_refused(values: dict[str, str]) -
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
-def test_zero_and_pipeline_stages_exclude_each_other_before_anything_starts(
+def test_zero_runs_at_every_stage_and_its_conflict_with_a_pipeline_says_what_to_write(
     zero_stage: int,
 ) -> None:
     assert ParallelConfig(zero_stage=zero_stage, pp_size=1).zero_stage == zero_stage
-    if zero_stage > 1:
+    if zero_stage < 2:
+        assert ParallelConfig(zero_stage=zero_stage, pp_size=2).pp_size == 2
+    else:
         with pytest.raises(ValueError, match=r"zero_stage .*pp_size 2\): use zero_stage 1"):
             ParallelConfig(zero_stage=zero_stage, pp_size=2)
 
@@ -102,6 +110,43 @@ def test_tables_that_contradict_each_other_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         tiny_config(tmp_path, **changes)
+
+
+def test_the_schedules_are_those_of_the_pipeline() -> None:
+    assert set(STAGES_PER_RANK) == set(SCHEDULES)
+    assert {name: SCHEDULES[name].stages_per_rank(None) for name in SCHEDULES} == STAGES_PER_RANK
+    assert tuple(n for n, each in SCHEDULES.items() if each.placement == "loop") == INTERLEAVED
+
+
+@pytest.mark.parametrize(
+    ("parallel", "message"),
+    [
+        ({"pp_size": 3}, "model.num_layers 2 are too few for 3 stages"),
+        ({"pp_size": 2, "schedule": "zb-v"}, "too few for 4 stages .*pp_size 2.*zb-v"),
+        ({"pp_size": 2, "partition": "2,1"}, "2 stages together 3 layers, but .*num_layers 2"),
+        ({"pp_size": 2, "partition": "1,0,1"}, "must be layers, parameters, or the number"),
+    ],
+)
+def test_stages_without_layers_are_refused(
+    tmp_path: Path, parallel: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        tiny_config(tmp_path, parallel=parallel)
+
+
+def test_virtual_stages_choose_the_interleaved_schedule() -> None:
+    parallel = ParallelConfig(pp_size=2, virtual_stages=3)
+
+    assert (parallel.pipeline_schedule, parallel.stage_count) == ("interleaved-1f1b", 6)
+    assert ParallelConfig(pp_size=2).pipeline_schedule == "1f1b"
+
+
+def test_a_schedule_needs_its_micro_batches(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, parallel={"pp_size": 2})
+
+    config.check_world(2)  # 4 micro batches
+    with pytest.raises(ValueError, match=r"1f1b needs at least 2 .* there are 1; .*micro_batch"):
+        config.check_world(8)
 
 
 def test_the_batch_must_divide_over_the_ranks(tmp_path: Path) -> None:

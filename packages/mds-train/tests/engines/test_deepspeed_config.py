@@ -41,3 +41,21 @@ def test_bf16_sums_gradients_in_fp32(tmp_path: Path) -> None:
     assert derived["bf16"]["enabled"] is True
     assert derived["data_types"] == {"grad_accum_dtype": "fp32"}
     assert derived["communication_data_type"] == "fp32"
+
+
+def test_a_pipeline_is_one_large_micro_batch_to_deepspeed(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, parallel={"pp_size": 2})
+
+    derived = deepspeed_config(config, dp_size=2, replicas=2, on_cpu=True)
+
+    assert derived["train_micro_batch_size_per_gpu"] == 4
+    assert derived["gradient_accumulation_steps"] == 1
+
+
+def test_ranks_that_share_sequences_count_as_replicas(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, parallel={"ulysses_size": 2})
+
+    derived = deepspeed_config(config, dp_size=2, replicas=4, on_cpu=True)
+
+    assert derived["train_batch_size"] == 16
+    assert derived["gradient_accumulation_steps"] == 2

@@ -113,5 +113,6 @@ class _Product(torch.autograd.Function):
 
 
 def _accumulate(parameter: nn.Parameter, gradient: Tensor) -> None:
-    gradient = gradient.to(parameter.dtype)
+    # As autograd does: gradients of bf16 parameters may be kept and summed in fp32.
+    gradient = gradient.to(parameter.grad_dtype or parameter.dtype)
     parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)

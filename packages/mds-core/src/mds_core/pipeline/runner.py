@@ -164,14 +164,18 @@ class Pipeline(nn.Module):
         loss_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         cumulative_lengths: Tensor | None = None,
+        micro_batches: int | None = None,
     ) -> PipelineLoss:
-        """Run the forward passes of one batch only; arguments as for `step`."""
+        """Run the forward passes of one batch only; arguments as for `step`.
+
+        ``micro_batches`` may differ from those of training, since no schedule is needed here.
+        """
         batch = _batch(tokens, labels, loss_mask, position_ids, None, cumulative_lengths)
         for part in self._parts:
             part.begin(1.0)
         relay(
             {part.model.stage.index: part for part in self._parts},
-            self._micro_batches(tokens, batch),
+            self._micro_batches(tokens, batch, count=micro_batches or self.micro_batches),
             owners=self._owners,
             group=self._pp,
             buffer=self._hidden,
@@ -196,7 +200,7 @@ class Pipeline(nn.Module):
 
         torch fixes buffers at the first step, and another length would be sent into them silently.
         """
-        key = (self._micro_batch_rows(tokens), tokens.size(1))
+        key = (_rows(tokens, count=self.micro_batches), tokens.size(1))
         if key not in self._runs:
             stages = [self._torch_stage(part, tokens[: key[0]]) for part in self._parts]
             self._runs[key] = self.schedule.torch_class(
@@ -212,19 +216,10 @@ class Pipeline(nn.Module):
         del target
         return loss_sum * self._parts[-1].scale
 
-    def _micro_batch_rows(self, tokens: Tensor) -> int:
-        rows = tokens.size(0)
-        if rows % self.micro_batches:
-            raise ValueError(
-                f"a batch of {rows} samples does not divide into {self.micro_batches} micro "
-                f"batches; choose a multiple."
-            )
-        return rows // self.micro_batches
-
     def _micro_batches(
-        self, tokens: Tensor, batch: dict[str, Tensor]
+        self, tokens: Tensor, batch: dict[str, Tensor], *, count: int
     ) -> list[tuple[Tensor, dict[str, Tensor]]]:
-        rows = self._micro_batch_rows(tokens)
+        rows = _rows(tokens, count=count)
         slices = [slice(first, first + rows) for first in range(0, tokens.size(0), rows)]
         return [
             (tokens[own], {name: tensor[own] for name, tensor in batch.items()}) for own in slices
@@ -348,6 +343,17 @@ def _batch(
                 f"must agree."
             )
     return batch
+
+
+def _rows(tokens: Tensor, *, count: int) -> int:
+    """Samples of one of ``count`` micro batches."""
+    rows, rest = divmod(tokens.size(0), count)
+    if rest:
+        raise ValueError(
+            f"a batch of {tokens.size(0)} samples does not divide into {count} micro batches; "
+            f"choose a multiple."
+        )
+    return rows
 
 
 def _checked(stages: Sequence[Stage] | None, config: GPTConfig, *, count: int) -> tuple[Stage, ...]:

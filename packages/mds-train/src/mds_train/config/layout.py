@@ -6,7 +6,7 @@ from mds_train.config.data import DataConfig
 from mds_train.config.model import ModelConfig
 from mds_train.config.parallel import ParallelConfig
 
-__all__ = ["check_sequence_shares", "check_whole_heads"]
+__all__ = ["check_micro_batches", "check_sequence_shares", "check_stages", "check_whole_heads"]
 
 
 def check_whole_heads(model: ModelConfig, parallel: ParallelConfig) -> None:
@@ -46,3 +46,49 @@ def check_sequence_shares(data: DataConfig, parallel: ParallelConfig) -> None:
             f"data.seq_length {data.seq_length} is not a multiple of {names}: the ranks that share "
             f"a sequence hold equal parts of it. Change one of them."
         )
+
+
+def check_stages(model: ModelConfig, parallel: ParallelConfig) -> None:
+    """Every stage of a pipeline has layers, and all layers are on stages.
+
+    Raises:
+        ValueError: If they do not share out.
+    """
+    if parallel.pp_size == 1:
+        return
+    stages = f"{parallel.stage_count} stages (parallel.pp_size {parallel.pp_size}"
+    stages += f', parallel.schedule "{parallel.pipeline_schedule}")'
+    sizes = parallel.stage_sizes
+    if sizes is None and model.num_layers < parallel.stage_count:
+        raise ValueError(
+            f"model.num_layers {model.num_layers} are too few for {stages}; each needs a layer."
+        )
+    if sizes is not None and (len(sizes), sum(sizes)) != (parallel.stage_count, model.num_layers):
+        raise ValueError(
+            f'parallel.partition "{parallel.partition}" gives {len(sizes)} stages together '
+            f"{sum(sizes)} layers, but there are {stages} and model.num_layers {model.num_layers}."
+        )
+
+
+def check_micro_batches(parallel: ParallelConfig, *, count: int) -> None:
+    """A pipeline's schedule can run the micro batches of a step.
+
+    Args:
+        parallel: The layout.
+        count: Micro batches of one replica in a step.
+
+    Raises:
+        ValueError: If there are too few, or they do not make whole rounds.
+    """
+    if parallel.pp_size == 1:
+        return
+    from mds_core.pipeline.schedule import schedule_named  # with torch, which takes a second
+
+    schedule = schedule_named(parallel.pipeline_schedule)
+    try:
+        schedule.check_micro_batches(count, pp_size=parallel.pp_size)
+    except ValueError as error:
+        raise ValueError(
+            f"{error} They are train.global_batch_size / (train.micro_batch_size * data-parallel "
+            f"ranks)."
+        ) from error

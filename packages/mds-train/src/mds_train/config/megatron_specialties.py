@@ -212,7 +212,6 @@ _PARALLEL: tuple[OldFlag, ...] = (
     _refused(
         "leave it out: layers are shared out over the stages by the pipeline",
         "--pipeline-model-parallel-split-rank",
-        "--standalone-embedding-stage",
     ),
     _refused(
         "leave it out: initial weights are the same whatever the layout is",

@@ -102,6 +102,27 @@ def _weights_and_paths(values: Sequence[str]) -> tuple[tuple[float, ...], tuple[
     return (weights if len(weights) > 1 else ()), tuple(values[1::2])
 
 
+def _virtual_stages(layers: float, num_layers: int, pp_size: int) -> int:
+    count, rest = divmod(num_layers, pp_size * max(int(layers), 1))
+    if rest or layers < 1:
+        raise UsageError(
+            f"{int(layers)} layers a virtual stage do not divide model.num_layers {num_layers} on "
+            f"parallel.pp_size {pp_size} ranks evenly; --parallel.virtual-stages N with "
+            f"--parallel.partition takes uneven stages too."
+        )
+    return count
+
+
+def _partition(text: str) -> str:
+    methods = {"uniform": "layers", "type:transformer": "layers", "parameters": "parameters"}
+    if text.lower() not in methods:
+        raise UsageError(
+            f"--pp-partition-method is {text!r}, but only {', '.join(methods)} are taken over; "
+            '--parallel.partition "3,5" says the number of layers of each stage.'
+        )
+    return methods[text.lower()]
+
+
 _BATCH = ("train.global_batch_size", "train.rampup_batch_size?")
 _TOKENS = (*_BATCH, "data.seq_length")
 
@@ -308,9 +329,20 @@ _PARALLEL: tuple[OldFlag, ...] = (
         reason="torch's allocator needs no such care",
     ),
     Switch(names=("--sequence-parallel",), values={"parallel.sequence_parallel": True}),
-    Refused(
+    Derived(
         names=("--num-layers-per-virtual-pipeline-stage",),
-        instead="interleaved pipelines are not supported yet; leave it out",
+        key="parallel.virtual_stages",
+        needs=("model.num_layers", "parallel.pp_size"),
+        compute=_virtual_stages,
+    ),
+    Switch(
+        names=("--enable-zbh1-pipeline", "--enable-zbh1-exact-semantics"),
+        values={"parallel.schedule": "zb-h1"},
+    ),
+    Value(names=("--pp-partition-method",), key="parallel.partition", convert=_partition),
+    Refused(
+        names=("--standalone-embedding-stage",),
+        instead='the first stage embeds; --parallel.partition "1,4,4,3" gives it fewer layers',
     ),
     Refused(
         names=("--num-experts", "--moe-expert-parallel-size"),

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from mds_train.config.checks import require_positive
+from mds_train.config.checks import require_choice, require_positive
 
-__all__ = ["ParallelConfig"]
+__all__ = ["INTERLEAVED", "STAGES_PER_RANK", "ParallelConfig"]
+
+STAGES_PER_RANK: Mapping[str, int] = MappingProxyType(
+    {
+        "gpipe": 1,
+        "1f1b": 1,
+        "interleaved-1f1b": 2,
+        "zb-h1": 1,
+        "interleaved-zb": 2,
+        "zb-v": 2,
+        "dualpipe-v": 2,
+    }
+)
+"""The pipeline schedules, and how many stages of the model each puts on a rank."""
+
+INTERLEAVED = ("interleaved-1f1b", "interleaved-zb")
+"""Schedules that take more stages on a rank if asked to."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,7 +35,17 @@ class ParallelConfig:
     """Tensor parallel: every layer is cut over this many neighbouring ranks."""
 
     pp_size: int = 1
-    """Pipeline stages."""
+    """Ranks that hold successive stages of the model (pipeline)."""
+
+    schedule: str | None = None
+    """Order of a pipeline's passes: "gpipe", "1f1b" (the usual), "interleaved-1f1b", "zb-h1",
+    "interleaved-zb", "zb-v" or "dualpipe-v"."""
+
+    virtual_stages: int | None = None
+    """Stages on each rank of an interleaved schedule; set alone it chooses "interleaved-1f1b"."""
+
+    partition: str = "layers"
+    """How stages share the layers: equally many "layers", or "parameters", or numbers "3,5"."""
 
     ulysses_size: int = 1
     """Ranks that share each sequence and swap it for heads in attention (DeepSpeed-Ulysses)."""
@@ -43,11 +71,46 @@ class ParallelConfig:
                 f"parallel.zero_stage {self.zero_stage} does not go together with pipeline "
                 f"stages (parallel.pp_size {self.pp_size}): use zero_stage 1, or pp_size 1."
             )
-        if self.pp_size > 1:
+        self._check_stages()
+
+    def _check_stages(self) -> None:
+        require_positive("parallel.virtual_stages", self.virtual_stages)
+        require_choice("parallel.schedule", self.pipeline_schedule, choices=tuple(STAGES_PER_RANK))
+        usual = STAGES_PER_RANK[self.pipeline_schedule]
+        wish = usual if self.virtual_stages is None else self.virtual_stages
+        if wish != usual and (self.pipeline_schedule not in INTERLEAVED or wish < usual):
             raise ValueError(
-                f"parallel.pp_size is {self.pp_size}, but only 1 is supported yet; "
-                f"use parallel.tp_size and data parallelism instead."
+                f"parallel.virtual_stages is {wish}, but parallel.schedule "
+                f'"{self.pipeline_schedule}" puts {usual} on each rank; leave it out, or take one '
+                f"of {', '.join(INTERLEAVED)}."
             )
+        if self.partition not in ("layers", "parameters") and self.stage_sizes is None:
+            raise ValueError(
+                f"parallel.partition is {self.partition!r}, but it must be layers, parameters, or "
+                f'the number of layers of each stage, like "3,5".'
+            )
+
+    @property
+    def pipeline_schedule(self) -> str:
+        """The schedule by name."""
+        if self.schedule is None:
+            return "interleaved-1f1b" if (self.virtual_stages or 1) > 1 else "1f1b"
+        return self.schedule
+
+    @property
+    def stage_count(self) -> int:
+        """Stages of the whole model."""
+        if self.pp_size == 1:
+            return 1
+        return self.pp_size * (self.virtual_stages or STAGES_PER_RANK[self.pipeline_schedule])
+
+    @property
+    def stage_sizes(self) -> tuple[int, ...] | None:
+        """Layers of each stage where parallel.partition lists them."""
+        sizes = self.partition.split(",")
+        if not all(size.strip().isdecimal() and int(size) > 0 for size in sizes):
+            return None
+        return tuple(int(size) for size in sizes)
 
     def dp_size(self, world_size: int) -> int:
         """Number of data-parallel replicas when so many ranks take part.

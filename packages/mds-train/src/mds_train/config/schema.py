@@ -9,7 +9,12 @@ from typing import Any
 
 from mds_train.config.checkpoint import CheckpointConfig
 from mds_train.config.data import DataConfig
-from mds_train.config.layout import check_sequence_shares, check_whole_heads
+from mds_train.config.layout import (
+    check_micro_batches,
+    check_sequence_shares,
+    check_stages,
+    check_whole_heads,
+)
 from mds_train.config.memory import MemoryConfig
 from mds_train.config.model import ModelConfig
 from mds_train.config.optimizer import OptimizerConfig, ScheduleConfig
@@ -58,6 +63,7 @@ class TrainConfig:
         check_growth(self)
         check_whole_heads(self.model, self.parallel)
         check_sequence_shares(self.data, self.parallel)
+        check_stages(self.model, self.parallel)
 
     def as_dict(self) -> dict[str, Any]:
         """The tables as plain dictionaries that JSON can hold; None stands for "not set"."""
@@ -85,6 +91,7 @@ class TrainConfig:
                 f"train.micro_batch_size {self.train.micro_batch_size} * {dp_size} data-parallel "
                 f"ranks = {at_once}; change one of them or the number of ranks."
             )
+        check_micro_batches(self.parallel, count=self.train.global_batch_size // at_once)
 
 
 def check_sequence(config: TrainConfig) -> None:

@@ -1,18 +1,15 @@
-"""The engine on DeepSpeed 0.19, ZeRO 0 to 3, no pipeline. Only this file imports deepspeed."""
+"""The engine on DeepSpeed 0.19, ZeRO 0 to 3, for a model without pipeline stages."""
 
 from __future__ import annotations
 
-import importlib
-import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-import deepspeed
 import torch
 import torch.distributed as dist
-from deepspeed.accelerator import get_accelerator
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
@@ -21,18 +18,18 @@ from mds_core.rng import DropoutKey
 from mds_train.batches import MicroBatch
 from mds_train.config import TrainConfig
 from mds_train.engines.deepspeed_config import deepspeed_config
+from mds_train.engines.deepspeed_start import initialize
 from mds_train.engines.deepspeed_state import (
     create_moments,
     find_fragments,
     forget_phantom_step,
     rebuild_weights,
+    whole_gradients,
 )
 from mds_train.engines.interface import Fragment, OptimizerState, Update
 from mds_train.optimizer import build_optimizer, set_hyperparameters
 
-__all__ = ["DeepSpeedEngine"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["DeepSpeedEngine", "sum_gradients_in_fp32"]
 
 
 class DeepSpeedEngine:
@@ -43,6 +40,8 @@ class DeepSpeedEngine:
         config: The run.
         groups: This rank's process groups.
         split_names: Canonical names of the parameters that tensor-parallel ranks hold parts of.
+        parameters: By canonical name, where they are not those of the model's modules.
+        copies: Names of those that ranks of another pipeline stage own, count and save.
     """
 
     def __init__(
@@ -52,24 +51,31 @@ class DeepSpeedEngine:
         config: TrainConfig,
         groups: ProcessGroups,
         split_names: frozenset[str],
+        parameters: Mapping[str, nn.Parameter] | None = None,
+        copies: frozenset[str] = frozenset(),
     ) -> None:
         self._groups = groups
         self._seed = config.train.seed
         self._clipping = config.train.gradient_clipping
-        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
-        for name, parameter in model.named_parameters():
-            # DeepSpeed reads this mark where it counts a parameter into the gradient norm.
+        self._stage = config.parallel.zero_stage
+        own = dict(model.named_parameters()) if parameters is None else dict(parameters)
+        self._names = {id(parameter): name for name, parameter in own.items()}
+        self._copies = copies
+        for name, parameter in own.items():
+            # DeepSpeed reads these marks where it counts a parameter into the gradient norm.
             parameter.tensor_model_parallel = name in split_names  # type: ignore[attr-defined]
-        optimizer = build_optimizer(model.named_parameters(), config=config.optimizer)
+            parameter.ds_pipe_replicated = name in copies  # type: ignore[attr-defined]
+        optimizer = build_optimizer(own.items(), config=config.optimizer)
         on_cpu = next(model.parameters()).device.type == "cpu"
         replicas = groups.dp_size * groups.ulysses_size
         derived = deepspeed_config(config, dp_size=groups.dp_size, replicas=replicas, on_cpu=on_cpu)
-        self._engine = _initialize(model, optimizer, derived=derived, groups=groups)
-        self._stage = config.parallel.zero_stage
-        self._group_names = [list(group["names"]) for group in optimizer.param_groups]
+        self._engine = initialize(model, optimizer, derived=derived, groups=groups)
+        self._group_names = {
+            group["name"]: list(group["names"]) for group in optimizer.param_groups
+        }
         forget_phantom_step(self._engine.optimizer, self._inner)
         if self._stage == 0 and config.train.precision == "bf16":
-            _sum_gradients_in_fp32(self.module)
+            sum_gradients_in_fp32(own.values())
 
     @property
     def _inner(self) -> torch.optim.Optimizer:
@@ -132,8 +138,9 @@ class DeepSpeedEngine:
     def step(self, *, lr: float, weight_decay: float) -> Update:
         """Clip by the global norm and update; see `Engine.step`."""
         set_hyperparameters(self._inner, lr=lr, weight_decay=weight_decay)
-        norm = self._clip_whole_gradients() if self._stage == 0 else None
-        if norm is not None and not math.isfinite(norm):
+        gradients = whole_gradients(self._engine.optimizer)
+        norm = None if gradients is None else self._clip(gradients)
+        if self._stage == 0 and norm is not None and not math.isfinite(norm):
             self._skip()
             return Update(grad_norm=norm, applied=False)
         self._engine.step()
@@ -142,19 +149,20 @@ class DeepSpeedEngine:
             norm = float(self._engine.get_global_grad_norm())
         return Update(grad_norm=norm, applied=applied)
 
-    def _clip_whole_gradients(self) -> float:
-        """Without ZeRO every rank has all gradients of its tensor-parallel part."""
-        counted: list[Tensor] = []
-        others: list[Tensor] = []
-        for parameter in self.module.parameters():
-            if parameter.grad is not None:
-                split = parameter.tensor_model_parallel  # type: ignore[attr-defined]
-                here = split or self._groups.tp_rank == 0
-                (counted if here else others).append(parameter.grad)
-        norm = _global_norm(counted, group=self._groups.tp)
+    def _clip(self, gradients: Sequence[tuple[nn.Parameter, Tensor]]) -> float:
+        """Where this rank has all gradients of its part of the model, whole and summed."""
+        counted = [gradient for parameter, gradient in gradients if self._counts(parameter)]
+        norm = _global_norm(counted, group=self._groups.model)
         if self._clipping and math.isfinite(norm) and norm > self._clipping:
-            torch._foreach_mul_([*counted, *others], self._clipping / (norm + 1e-6))
+            torch._foreach_mul_([each for _, each in gradients], self._clipping / (norm + 1e-6))
         return norm
+
+    def _counts(self, parameter: nn.Parameter) -> bool:
+        """Whether this rank is the one of its copies' ranks that counts it into the norm."""
+        split: bool = parameter.tensor_model_parallel  # type: ignore[attr-defined]
+        return self._names[id(parameter)] not in self._copies and (
+            split or self._groups.tp_rank == 0
+        )
 
     def _skip(self) -> None:
         """What DeepSpeed does itself for ZeRO 1 to 3: forget the gradients, count the step."""
@@ -177,7 +185,11 @@ class DeepSpeedEngine:
         """This rank's parts of all parameters, right after a step."""
         if self._engine.micro_steps % self._engine.gradient_accumulation_steps():
             raise RuntimeError("A step is half done: its summed gradients would be lost in a save.")
-        return find_fragments(self._engine.optimizer, self._inner, names=self._names)
+        return self._find_fragments()
+
+    def _find_fragments(self) -> list[Fragment]:
+        found = find_fragments(self._engine.optimizer, self._inner, names=self._names)
+        return [replace(each, copy=True) if each.name in self._copies else each for each in found]
 
     def optimizer_state(self) -> OptimizerState:
         """Count of updates and hyperparameters."""
@@ -186,8 +198,8 @@ class DeepSpeedEngine:
             raise RuntimeError(f"The optimizer counts differ between parameters: {sorted(steps)}.")
         keys = ("name", "lr", "weight_decay", "betas", "eps")
         groups = [
-            {key: group[key] for key in keys} | {"parameters": names}
-            for group, names in zip(self._inner.param_groups, self._group_names, strict=True)
+            {key: group[key] for key in keys} | {"parameters": self._group_names[group["name"]]}
+            for group in self._inner.param_groups
         ]
         return OptimizerState(name="adamw", step=steps.pop() if steps else 0, groups=groups)
 
@@ -199,7 +211,7 @@ class DeepSpeedEngine:
         if partitioned_weights:
             optimizer.checkpoint_event_prologue()
         create_moments(optimizer, self._inner, step=optimizer_step)
-        yield find_fragments(optimizer, self._inner, names=self._names)
+        yield self._find_fragments()
         rebuild_weights(optimizer)
         if partitioned_weights:
             optimizer.checkpoint_event_epilogue()
@@ -216,19 +228,24 @@ def _masked_sum(losses: Tensor, micro: MicroBatch) -> Tensor:
     return (losses.detach().double() * micro.loss_mask).sum()
 
 
-def _sum_gradients_in_fp32(model: nn.Module) -> None:
-    """Let autograd add bf16 gradients into fp32 tensors; DeepSpeed's stage 0 would add in bf16."""
-    for parameter in model.parameters():
+def sum_gradients_in_fp32(parameters: Iterable[nn.Parameter]) -> None:
+    """Let autograd add bf16 gradients into fp32 tensors, where DeepSpeed would not do it.
+
+    Raises:
+        ValueError: If this torch cannot.
+    """
+    for parameter in parameters:
         if not hasattr(parameter, "grad_dtype"):
             raise ValueError(
-                f"bf16 without ZeRO needs fp32 sums of gradients, which torch {torch.__version__} "
-                f"cannot keep; use parallel.zero_stage = 1."
+                f"bf16 without ZeRO, or with a pipeline, needs fp32 sums of gradients, which torch "
+                f"{torch.__version__} cannot keep; use torch 2.13, or parallel.zero_stage = 1 with "
+                f"parallel.pp_size = 1."
             )
         parameter.grad_dtype = torch.float32
 
 
 def _global_norm(gradients: Sequence[Tensor], *, group: ProcessGroup | None) -> float:
-    """2-norm over this rank's gradients and those of the other tensor-parallel ranks.
+    """2-norm over this rank's gradients and those of the other ranks of the model.
 
     Summed in float64, as DeepSpeed sums: on a CPU torch's float32 norm of some millions of elements
     is 1e-4 to 1e-3 too small.
@@ -239,83 +256,3 @@ def _global_norm(gradients: Sequence[Tensor], *, group: ProcessGroup | None) -> 
     if group is not None:
         dist.all_reduce(squares, group=group)
     return math.sqrt(squares.item()) if squares.isfinite() else float(squares.item())
-
-
-def _initialize(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    *,
-    derived: dict[str, Any],
-    groups: ProcessGroups,
-) -> Any:
-    _prepare_deepspeed(next(model.parameters()).device)
-    # Also without tensor parallelism: DeepSpeed keeps the last unit for all engines of a process.
-    unit = _ModelParallelUnit(groups)
-    engine, *_ = deepspeed.initialize(
-        model=model, optimizer=optimizer, config=derived, mpu=unit, dist_init_required=False
-    )
-    return engine
-
-
-def _prepare_deepspeed(device: torch.device) -> None:
-    """Make DeepSpeed use torch's default group, compile nothing and be quiet."""
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    accelerator = get_accelerator().device_name()
-    if accelerator != device.type:
-        raise ValueError(
-            f"the model is on {device.type}, but DeepSpeed chose the accelerator {accelerator}; "
-            f"set DS_ACCELERATOR={device.type} before starting."
-        )
-    if device.type == "cpu":
-        # This op is compiled at start-up, waits for ever on a stale lock and leaves 69 MB a rank in
-        # /dev/shm; plain gloo is as exact.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
-    _import_muon_uncompiled()
-
-
-def _import_muon_uncompiled() -> None:
-    """Spare the start torch's compiler: DeepSpeed imports Muon, compiled, to ask if we use it."""
-    compile_function = deepspeed.runtime.compiler.compile
-    deepspeed.runtime.compiler.compile = lambda *_, **__: lambda function: function
-    try:
-        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
-    finally:
-        deepspeed.runtime.compiler.compile = compile_function
-
-
-def _group_of_one() -> ProcessGroup:
-    """What None stands for elsewhere, as the group that DeepSpeed wants."""
-    return dist.new_group([dist.get_rank()], use_local_synchronization=True)  # type: ignore[no-any-return]
-
-
-class _ModelParallelUnit:
-    """The "mpu" through which DeepSpeed asks for Megatron's groups."""
-
-    def __init__(self, groups: ProcessGroups) -> None:
-        self._groups = groups
-        # Ranks that share a sequence hold partial gradients, so they are summed over as dp is.
-        self._dp = groups.dp_ulysses or _group_of_one()
-        self._tp = groups.tp or _group_of_one()
-
-    def get_data_parallel_group(self) -> ProcessGroup:
-        return self._dp
-
-    def get_data_parallel_rank(self) -> int:
-        return self._dp.rank()
-
-    def get_data_parallel_world_size(self) -> int:
-        return self._dp.size()
-
-    def get_model_parallel_group(self) -> ProcessGroup:
-        return self._tp
-
-    def get_model_parallel_rank(self) -> int:
-        return self._groups.tp_rank
-
-    def get_model_parallel_world_size(self) -> int:
-        return self._groups.tp_size
-
-    get_tensor_model_parallel_group = get_model_parallel_group
-    get_tensor_model_parallel_rank = get_model_parallel_rank
-    get_tensor_model_parallel_world_size = get_model_parallel_world_size

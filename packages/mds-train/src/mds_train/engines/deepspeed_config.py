@@ -27,15 +27,16 @@ def deepspeed_config(
     """
     train = config.train
     micro_batches = train.global_batch_size // (train.micro_batch_size * dp_size)
+    micro_batch_size = train.micro_batch_size
+    if config.parallel.pp_size > 1:  # the schedule runs them; DeepSpeed sees one large one
+        micro_batch_size, micro_batches = micro_batch_size * micro_batches, 1
     stage = config.parallel.zero_stage
     derived: dict[str, Any] = {
         # What DeepSpeed multiplies up; ranks that share sequences count samples more than once.
-        "train_batch_size": train.micro_batch_size * micro_batches * replicas,
-        "train_micro_batch_size_per_gpu": train.micro_batch_size,
+        "train_batch_size": micro_batch_size * micro_batches * replicas,
+        "train_micro_batch_size_per_gpu": micro_batch_size,
         "gradient_accumulation_steps": micro_batches,
-        # Without ZeRO the engine clips itself: there DeepSpeed leaves out the shards of other
-        # tensor-parallel ranks (bf16), or does not report the norm (fp32).
-        "gradient_clipping": train.gradient_clipping if stage else 0.0,
+        "gradient_clipping": train.gradient_clipping if _clips(config) else 0.0,
         "prescale_gradients": False,
         "communication_data_type": "fp32",
         "steps_per_print": None,
@@ -48,6 +49,16 @@ def deepspeed_config(
         if stage:
             derived["data_types"] = {"grad_accum_dtype": "fp32"}
     return derived
+
+
+def _clips(config: TrainConfig) -> bool:
+    """Whether DeepSpeed clips; where each rank has whole gradients the engine does it itself.
+
+    There DeepSpeed leaves out the shards of other tensor-parallel ranks (ZeRO 0, bf16), does not
+    report the norm (ZeRO 0, fp32), or sums it in fp32 (ZeRO 1, bf16).
+    """
+    stage = config.parallel.zero_stage
+    return stage > 0 and (stage, config.train.precision) != (1, "bf16")
 
 
 def _zero(stage: int, *, on_cpu: bool) -> dict[str, Any]:

@@ -16,7 +16,15 @@ from torch import Tensor
 
 from mds_train.engines.interface import Fragment
 
-__all__ = ["MOMENTS", "create_moments", "find_fragments", "forget_phantom_step", "rebuild_weights"]
+__all__ = [
+    "MOMENTS",
+    "create_moments",
+    "find_fragments",
+    "forget_phantom_step",
+    "rebuild_weights",
+    "take_gradients",
+    "whole_gradients",
+]
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -136,6 +144,32 @@ def stepped_tensors(optimizer: Any) -> list[Tensor]:
     if kind == "DeepSpeedZeroOptimizer_Stage3":
         return list(optimizer.fp32_partitioned_groups_flat)
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def take_gradients(optimizer: Any) -> None:
+    """Hand over gradients of a backward pass that DeepSpeed did not run itself."""
+    if type(optimizer).__name__ != "BF16_Optimizer":
+        return  # the others read the parameters' own
+    optimizer.update_hp_grads(clear_lp_grads=False)
+    optimizer.clear_lp_grads(set_to_none=True)
+
+
+def whole_gradients(optimizer: Any) -> list[tuple[Any, Tensor]] | None:
+    """Each parameter and its summed gradient, where every rank has them whole; else None.
+
+    ZeRO 1 in bf16 cuts only after clipping. It would sum the norm in fp32, which on a CPU is some
+    1e-3 too small, so it is not asked for it.
+    """
+    kind = type(optimizer).__name__
+    if kind == "BF16_Optimizer":
+        groups = zip(optimizer.bf16_groups, optimizer.fp32_groups_gradients, strict=True)
+        return [pair for group, grads in groups for pair in zip(group, grads, strict=True)]
+    if kind in _PARTITIONED:
+        return None
+    held = getattr(optimizer, "fp16_groups", None)
+    if held is None:
+        held = [group["params"] for group in optimizer.param_groups]
+    return [(each, each.grad) for group in held for each in group if each.grad is not None]
 
 
 @torch.no_grad()

@@ -50,6 +50,9 @@ class Fragment:
     replicated: bool
     """Every data-parallel rank holds this same fragment."""
 
+    copy: bool = False
+    """Another pipeline stage owns the parameter; this one follows it and is not saved."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerState:

@@ -1,0 +1,104 @@
+"""The engine for pipeline stages: torch's schedules run them, DeepSpeed's ZeRO 0 or 1 updates.
+
+A schedule runs forward and backward of all micro batches and sums the gradients of a tied embedding
+over its two stages. Then DeepSpeed sums them over the replicas and steps, as if it had been one
+large micro batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mds_core.groups import ProcessGroups
+from mds_core.pipeline import Pipeline, PipelineLoss
+from mds_train.batches import MicroBatch
+from mds_train.config import TrainConfig
+from mds_train.engines.deepspeed import DeepSpeedEngine, sum_gradients_in_fp32
+from mds_train.engines.deepspeed_state import take_gradients
+from mds_train.optimizer import group_names
+
+__all__ = ["PipelineEngine"]
+
+
+class PipelineEngine(DeepSpeedEngine):
+    """Forward, backward and update of this rank's stages.
+
+    Args:
+        pipeline: The stages on their device, in the dtype of the precision.
+        config: The run.
+        groups: This rank's process groups.
+        split_names: Canonical names of the parameters that tensor-parallel ranks hold parts of.
+        shapes: Global shape of every parameter of the whole model.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        config: TrainConfig,
+        groups: ProcessGroups,
+        split_names: frozenset[str],
+        shapes: Mapping[str, tuple[int, ...]],
+    ) -> None:
+        parameters = pipeline.canonical_parameters()
+        super().__init__(
+            pipeline,
+            config=config,
+            groups=groups,
+            split_names=split_names,
+            parameters=parameters,
+            copies=pipeline.copies,
+        )
+        self._pipeline = pipeline
+        self._group_names = group_names(shapes)
+        if config.train.precision == "bf16":
+            sum_gradients_in_fp32(parameters.values())
+
+    def accumulate(self, batch: Sequence[MicroBatch], *, weight: float) -> Tensor:
+        """Run the schedule over the micro batches; see `Engine.accumulate`."""
+        whole = _joined(batch)
+        found = self._pipeline.step(
+            whole.tokens,
+            whole.labels,
+            loss_mask=whole.loss_mask,
+            position_ids=whole.position_ids,
+            samples=whole.samples,
+            scale=weight,
+        )
+        take_gradients(self._engine.optimizer)
+        self._engine.allreduce_gradients()
+        return self._told(found, whole)
+
+    def losses(self, batch: Sequence[MicroBatch]) -> Tensor:
+        """Hand the micro batches from stage to stage; see `Engine.losses`."""
+        whole = _joined(batch)
+        found = self._pipeline.evaluate(
+            whole.tokens,
+            whole.labels,
+            loss_mask=whole.loss_mask,
+            position_ids=whole.position_ids,
+            micro_batches=len(batch),
+        )
+        return self._told(found, whole)
+
+    def _told(self, found: PipelineLoss, batch: MicroBatch) -> Tensor:
+        """Tell all stages the float64 sum of the losses, which the last one has."""
+        total = torch.zeros((), dtype=torch.float64, device=batch.tokens.device)
+        if found.losses is not None:
+            total += (found.losses.detach().double() * batch.loss_mask).sum()
+        dist.all_reduce(total, group=self._groups.pp)
+        return total
+
+
+def _joined(batch: Sequence[MicroBatch]) -> MicroBatch:
+    """One micro batch after the other, as the rows of one."""
+    return MicroBatch(
+        **{
+            name: torch.cat([getattr(micro, name) for micro in batch])
+            for name in MicroBatch.__slots__
+        }
+    )
