@@ -123,6 +123,8 @@ class OptimizerFiles:
 
     def _keep_groups(self, state: Mapping[str, Any]) -> None:
         """Hyperparameters are the same on every rank; the names are gathered from all of them."""
+        if "groups" in self._reading.optimizer:
+            return
         base = state.get("base_optimizer_state") or state.get("optimizer_state_dict")
         groups = base.get("param_groups") if isinstance(base, Mapping) else None
         names: list[list[str]] = []

@@ -28,6 +28,7 @@ class PipelineNames:
         self._files = files
         blocks = [layer for layer, keys in sorted(files.items()) if _is_block(keys)]
         self._blocks = {layer: number for number, layer in enumerate(blocks)}
+        self._known: dict[str, Named | None] = {}
 
     def is_block(self, layer: int) -> bool:
         """Whether a layer's file is one of a transformer block."""
@@ -52,6 +53,11 @@ class PipelineNames:
 
     def canonical(self, name: str) -> Named | None:
         """The canonical name of a parameter as the engine calls it."""
+        if name not in self._known:  # every rank's files name the same parameters
+            self._known[name] = self._canonical(name)
+        return self._known[name]
+
+    def _canonical(self, name: str) -> Named | None:
         if name.startswith(_TIED):
             return module_name(name.split(".", 2)[2])
         layer, _, key = name.partition(".")

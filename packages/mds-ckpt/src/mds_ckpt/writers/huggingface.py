@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,12 +13,14 @@ from mds_ckpt import companions
 from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.errors import RejectedError, UnsupportedError
 from mds_ckpt.families import choose
-from mds_ckpt.families.rule import Rule, Target
+from mds_ckpt.families.rule import Rule
 from mds_ckpt.files.file_operations import FileOperations, write_file
 from mds_ckpt.files.safetensors_file import SafetensorsWriter, TensorSpec
 from mds_ckpt.formats.huggingface import INDEX_NAME
 from mds_ckpt.manifest import ModelRecord
+from mds_ckpt.megatron.target_ranks import merged_losses
 from mds_ckpt.plan import Loss, Options, Plan, cast, refuse_layout, target_dtype
+from mds_ckpt.tensors.box import whole
 from mds_ckpt.tensors.dtype import ITEM_SIZES
 
 if TYPE_CHECKING:
@@ -83,7 +85,7 @@ def plan(checkpoint: Checkpoint, options: Options, *, shard_bytes: int = SHARD_B
                 job.result()
         for name, text in {**texts, **_index(names, shards)}.items():
             write_file(folder / name, text, operations=operations)
-        return losses
+        return merged_losses(losses)
 
     return Plan(
         used=[("weight", rule.canonical.name) for rule in rules],
@@ -179,13 +181,19 @@ def _write_shard(
         path, specs, metadata={"format": "pt"}, digests=False, operations=operations
     ) as writer:
         for output in outputs:
-            array = _read(checkpoint, output.rule.canonical)
-            for spec, part in zip(output.specs, output.rule.change.to_hf(array), strict=True):
-                writer.write(spec.name, cast(part, spec.dtype, name=spec.name, losses=losses))
+            for spec, block in _blocks(checkpoint, output):
+                writer.write(spec.name, cast(block, spec.dtype, name=spec.name, losses=losses))
 
 
-def _read(checkpoint: Checkpoint, target: Target) -> Array:
-    return checkpoint.tensor(target.name).read(tuple((0, extent) for extent in target.shape))
+def _blocks(checkpoint: Checkpoint, output: _Output) -> Iterator[tuple[TensorSpec, Array]]:
+    """What is to be written: in small blocks where it is stored alike, else tensor by tensor."""
+    target = output.rule.canonical
+    tensor, box = checkpoint.tensor(target.name), whole(target.shape)
+    if output.rule.is_same:
+        yield from ((output.specs[0], block) for block in tensor.blocks(box))
+    else:
+        parts = output.rule.change.to_hf(tensor.read(box))
+        yield from zip(output.specs, parts, strict=True)
 
 
 def _index(names: Sequence[str], shards: Sequence[Sequence[_Output]]) -> dict[str, bytes]:
