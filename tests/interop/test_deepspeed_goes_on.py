@@ -1,0 +1,93 @@
+"""The real DeepSpeed goes on from what we write exactly as if it had never stopped.
+
+It trains, saves, and trains one step more. Its checkpoint goes through another ZeRO stage, form or
+number of ranks and comes back; it loads that and takes the same step. Every weight, fp32 master and
+moment is then the same, bit by bit.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_megatron import environment
+
+from mds_ckpt import convert, open_checkpoint
+from mds_ckpt.diff import compare
+
+pytest.importorskip("torch", reason="DeepSpeed needs torch")
+pytest.importorskip("deepspeed", reason="the real DeepSpeed is not installed")
+
+CASES: dict[str, dict[str, Any]] = {
+    f"{dtype}-z{stage}": {"stage": stage, "dtype": dtype, "experts": 0}
+    for dtype, stages in {"bf16": (0, 1, 2, 3), "fp32": (0, 1, 3), "fp16": (0, 1)}.items()
+    for stage in stages
+} | {
+    "experts-z1": {"stage": 1, "dtype": "bf16", "experts": 4},
+    "residual-z2": {"stage": 2, "dtype": "fp32", "experts": 4, "residual": True},
+    "experts-z0": {"stage": 0, "dtype": "fp32", "experts": 2},
+}
+"""What the real DeepSpeed trains, by name; always two data-parallel ranks."""
+VIA: dict[str, dict[str, Any]] = {
+    "bf16-z0": {"to": "deepspeed", "zero_stage": 3, "pipeline": False, "dp": 3},
+    "bf16-z1": {"to": "deepspeed", "zero_stage": 1, "pipeline": True, "pp": 2, "tp": 2, "dp": 3},
+    "bf16-z2": {"to": "deepspeed", "zero_stage": 0, "pipeline": True, "pp": 3},
+    "bf16-z3": {"to": "universal"},
+    "fp32-z0": {"to": "megatron", "tp": 2, "pp": 3},
+    "fp32-z1": {"to": "deepspeed", "zero_stage": 3, "dp": 1},
+    "fp32-z3": {"to": "mds"},
+    "fp16-z0": {"to": "deepspeed", "zero_stage": 2, "tp": 2, "dp": 2},
+    "fp16-z1": {"to": "deepspeed", "zero_stage": 1, "dp": 3},
+    "experts-z1": {"to": "deepspeed", "zero_stage": 2, "dp": 4, "ep": 4, "tp": 2},
+    "residual-z2": {"to": "deepspeed", "zero_stage": 0, "dp": 1},
+    "experts-z0": {"to": "mds"},
+}
+"""Where each checkpoint goes in between."""
+
+
+def run_ranks(folder: Path, name: str, jobs: list[dict[str, Any]], *, ranks: int = 2) -> None:
+    work = folder / f"{name}.json"
+    work.write_text(json.dumps(jobs))
+    script = str(Path(__file__).with_name("plain_engine.py"))
+    run = subprocess.run(
+        [sys.executable, script, str(ranks), str(work), str(folder / f"{name}.meeting")],
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+
+
+@pytest.mark.timeout(600)
+def test_one_more_step_equals_the_uninterrupted_run(tmp_path: Path) -> None:
+    first = []
+    for name, case in CASES.items():
+        folders = {"save": str(tmp_path / "real" / name), "then": str(tmp_path / "went" / name)}
+        first.append(case | folders | {"steps": 3})
+    run_ranks(tmp_path, "first", first)
+    (tmp_path / "ours").mkdir()
+    second = []
+    for name, case in CASES.items():
+        convert(tmp_path / "real" / name, tmp_path / f"{name}-there", **VIA[name])
+        back: dict[str, Any] = {"pipeline": False, "zero_stage": case["stage"], "dp": 2}
+        back |= {"ep": 2} if case["experts"] else {}
+        convert(tmp_path / f"{name}-there", tmp_path / "ours" / name, to="deepspeed", **back)
+        load = str(tmp_path / "ours" / name)
+        second.append(case | {"load": load, "then": str(tmp_path / "resumed" / name)})
+    run_ranks(tmp_path, "second", second)
+
+    for name in CASES:
+        went = open_checkpoint(tmp_path / "went" / name)
+        resumed = open_checkpoint(tmp_path / "resumed" / name)
+        assert len(went.states) >= 3, name
+        assert went.counters == resumed.counters, name
+        verdict = compare(went, resumed)
+        assert verdict.num_compared == sum(map(len, went.states.values())), name
+        assert not verdict.differences, (name, [str(d) for d in verdict.differences[:4]])
