@@ -41,7 +41,8 @@ def _model_rows(config: TrainConfig) -> list[tuple[str, str]]:
     from mds_core import ProcessGroups
     from mds_core.models import GPT
 
-    model = GPT(config.model.core(), ProcessGroups.single(), device="meta")
+    core = config.model.core(tp_size=config.parallel.tp_size)
+    model = GPT(core, ProcessGroups.single(), device="meta")
     flops = config.model.flops_per_token(config.data.seq_length)
     tensors = sum(1 for _ in model.parameters())
     return [

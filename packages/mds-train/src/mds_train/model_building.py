@@ -29,7 +29,7 @@ def build_model(
     if groups.pp_size > 1:
         return _build_pipeline(config, groups, device=device)
     return GPT(
-        config.model.core(),
+        config.model.core(tp_size=config.parallel.tp_size),
         groups,
         seed=config.train.seed,
         dtype=parameter_dtype(config),
@@ -43,7 +43,7 @@ def _build_pipeline(
 ) -> Pipeline:
     train, parallel = config.train, config.parallel
     return Pipeline(
-        config.model.core(),
+        config.model.core(tp_size=config.parallel.tp_size),
         groups,
         micro_batches=train.global_batch_size // (train.micro_batch_size * groups.dp_size),
         schedule=parallel.pipeline_schedule,
@@ -68,7 +68,9 @@ def stages(config: TrainConfig) -> tuple[Stage, ...]:
 
 def global_shapes(config: TrainConfig) -> dict[str, tuple[int, ...]]:
     """Shape of every parameter of the whole model, in its order."""
-    model = GPT(config.model.core(), ProcessGroups.single(), device="meta")
+    model = GPT(
+        config.model.core(tp_size=config.parallel.tp_size), ProcessGroups.single(), device="meta"
+    )
     return {name: shard.global_shape for name, shard in model.parameter_shards().items()}
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mds_ckpt import Checkpoint, LazyTensor, commit, open_checkpoint
+from mds_ckpt.read_options import ReadOptions
 from mds_core.sharding import ParameterShard, flat_pieces
 from mds_train.assembly import Parts
 from mds_train.config import CheckpointConfig
@@ -146,8 +147,8 @@ def _refuse_unless_wanted(root: Path, skipped: Sequence[str], wanted: Checkpoint
 
 
 def _load(parts: Parts, source: _Source) -> Origin:
-    checkpoint = open_checkpoint(source.folder)
-    _check_parameters(checkpoint, parts.shapes)
+    checkpoint = _open(parts, source)
+    _check_parameters(parts, checkpoint)
     weights_only = parts.config.checkpoint.load_weights_only and not source.own
     notes = () if weights_only else _check_continuation(parts, checkpoint, own=source.own)
     state = TrainState() if weights_only else TrainState.from_counters(dict(checkpoint.counters))
@@ -166,17 +167,47 @@ def _load(parts: Parts, source: _Source) -> Origin:
     )
 
 
-def _check_parameters(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def _open(parts: Parts, source: _Source) -> Checkpoint:
+    """Open a checkpoint of any format; with its padded rows, where these are trained here too."""
+    checkpoint = open_checkpoint(source.folder)
+    model = parts.config.model
+    if not model.legacy_vocab_softmax or checkpoint.format == "mds":
+        return checkpoint
+    rows = model.padded_vocab_size(parts.groups.tp_size)
+    return open_checkpoint(source.folder, options=ReadOptions(vocab_size=rows))
+
+
+def _check_parameters(parts: Parts, checkpoint: Checkpoint) -> None:
     """The checkpoint must hold exactly the model's parameters."""
     stored = {name: tuple(tensor.shape) for name, tensor in checkpoint.tensors.items()}
-    wanted = dict(shapes)
+    wanted = dict(parts.shapes)
     for name in sorted(stored.keys() | wanted.keys()):
         if stored.get(name) != wanted.get(name):
+            _check_padding(parts, checkpoint, rows=stored.get(name, (0,))[0], name=name)
             raise ValueError(
                 f"{checkpoint.path}: {name} has the shape {stored.get(name, 'missing')} there and "
                 f"{wanted.get(name, 'none')} in this model; make the [model] table that of the "
                 f"checkpoint (`mds-ckpt inspect` shows it)."
             )
+
+
+def _check_padding(parts: Parts, checkpoint: Checkpoint, *, rows: int, name: str) -> None:
+    """Say it where only the padding of the vocabulary is another one."""
+    model, tp_size = parts.config.model, parts.groups.tp_size
+    if "word_embeddings" not in name and "output_layer" not in name:
+        return
+    if checkpoint.model.padded_vocab_size == rows and not model.legacy_vocab_softmax:
+        raise ValueError(
+            f"{checkpoint.path}: its {rows} rows of the vocabulary were trained with the padded "
+            f"ones; set model.legacy_vocab_softmax to go on so."
+        )
+    if model.legacy_vocab_softmax:
+        raise ValueError(
+            f"{checkpoint.path}: the padded vocabulary has {rows} rows there and "
+            f"{model.padded_vocab_size(tp_size)} in this run; set "
+            f"model.make_vocab_size_divisible_by so that they agree (it is multiplied by "
+            f"parallel.tp_size {tp_size})."
+        )
 
 
 def _check_continuation(parts: Parts, checkpoint: Checkpoint, *, own: bool) -> tuple[str, ...]:
@@ -187,7 +218,18 @@ def _check_continuation(parts: Parts, checkpoint: Checkpoint, *, own: bool) -> t
             f"{checkpoint.path}: it holds no optimizer state to go on with; set "
             f"checkpoint.load_weights_only to take the weights alone."
         )
+    if training["optimizer"].get("step") and "exp_avg" not in checkpoint.states:
+        raise ValueError(
+            f"{checkpoint.path}: it counts {training['optimizer']['step']} updates but holds no "
+            f"moments of the optimizer; set checkpoint.load_weights_only to take the weights alone."
+        )
     _check_schedule(parts, checkpoint)
+    if not training.get("data"):
+        return (
+            f"It does not say what it was trained on: the run goes on at sample "
+            f"{checkpoint.counters['consumed_samples']} of its own data, and its own schedule "
+            f"holds.",
+        )
     differences = _data_differences(parts, training.get("data") or {})
     if differences and own:
         raise ValueError(

@@ -212,11 +212,15 @@ def publish_snapshot(
 
 def _model_record(parts: Parts) -> ModelRecord:
     config = parts.config.model
+    padded = None
+    if config.legacy_vocab_softmax:
+        padded = config.padded_vocab_size(parts.groups.tp_size)
     return ModelRecord(
         family=config.family,
-        config=config.core().record(),
+        config=dataclasses.replace(config, legacy_vocab_softmax=False).core().record(),
         vocab_size=config.vocab_size,
         tied_embeddings=config.tie_embeddings,
+        padded_vocab_size=padded,
     )
 
 

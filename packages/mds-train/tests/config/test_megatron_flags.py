@@ -45,6 +45,7 @@ SETS = {
     "--openai-gelu": {"model.activation": "gelu_tanh"},
     "--apply-layernorm-1p": {"model.zero_centered_norm": True},
     "--apply-layernorm-1p-bias": {"model.zero_centered_norm": True},
+    "--legacy-vocab-softmax": {"model.legacy_vocab_softmax": True},
     "--micro-batch-size 4": {"train.micro_batch_size": 4},
     "--batch-size 4": {"train.micro_batch_size": 4},
     "--global-batch-size 32": {"train.global_batch_size": 32},

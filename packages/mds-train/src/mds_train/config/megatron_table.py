@@ -162,6 +162,10 @@ _MODEL: tuple[OldFlag, ...] = (
     ),
 )
 
+_LEGACY: tuple[OldFlag, ...] = (
+    Switch(names=("--legacy-vocab-softmax",), values={"model.legacy_vocab_softmax": True}),
+)
+
 _LENGTH: tuple[OldFlag, ...] = (
     Value(names=("--micro-batch-size",), key="train.micro_batch_size"),
     Value(
@@ -554,6 +558,7 @@ _WATCH: tuple[OldFlag, ...] = (
 
 OLD_FLAGS: tuple[OldFlag, ...] = (
     *_MODEL,
+    *_LEGACY,
     *_LENGTH,
     *_OPTIMIZER,
     *_PARALLEL,

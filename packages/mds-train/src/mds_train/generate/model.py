@@ -107,7 +107,10 @@ def _model_config(checkpoint: Checkpoint) -> GPTConfig:
             f"{checkpoint.path}: the checkpoint does not say {', '.join(missing)} of its model; "
             "convert it with `mds-ckpt convert --to mds` first."
         )
-    return GPTConfig.from_record(given)
+    config = GPTConfig.from_record(given)
+    rows = checkpoint.model.padded_vocab_size
+    # Padded rows that were trained with the others belong to the softmax.
+    return config if rows is None else dataclasses.replace(config, vocab_size=rows)
 
 
 def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
