@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from mds_data.commands.errors import UsageError
-from mds_data.commands.preprocess import default_workers
+from mds_data.commands.preprocess import chosen_engine
 from mds_data.commands.progress import ProgressLine
 from mds_data.curation.report import CurationReport
 from mds_data.curation.run import CurationConfig, new_output
+from mds_data.preprocess.task import Task, parse_task
 
 __all__ = ["clean", "decontaminate", "dedup"]
 
@@ -38,7 +39,7 @@ def clean(arguments: argparse.Namespace) -> int:
             repetition=RepetitionLimits() if arguments.repetition else None,
         )
     )
-    return _run(arguments, lambda config, show: run(config, settings, on_progress=show))
+    return _run(arguments, run, settings)
 
 
 def dedup(arguments: argparse.Namespace) -> int:
@@ -54,7 +55,7 @@ def dedup(arguments: argparse.Namespace) -> int:
             permutations=arguments.permutations,
         )
     )
-    return _run(arguments, lambda config, show: run(config, settings, on_progress=show))
+    return _run(arguments, run, settings)
 
 
 def decontaminate(arguments: argparse.Namespace) -> int:
@@ -76,7 +77,15 @@ def decontaminate(arguments: argparse.Namespace) -> int:
     )
     if settings.action == "cut" and len(arguments.json_keys) > 1:
         raise UsageError("--action cut works on one key; give one by --json-keys.")
-    return _run(arguments, lambda config, show: run(config, settings, on_progress=show))
+    return _run(arguments, run, settings)
+
+
+def _task(arguments: argparse.Namespace) -> Task | None:
+    text = getattr(arguments, "task", None)
+    try:
+        return None if text is None else parse_task(text)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def _checked(make: Callable[[], Any]) -> Any:
@@ -86,10 +95,7 @@ def _checked(make: Callable[[], Any]) -> Any:
         raise UsageError(str(error)) from error
 
 
-def _run(
-    arguments: argparse.Namespace,
-    work: Callable[[CurationConfig, Callable[[int, int, int], None]], CurationReport],
-) -> int:
+def _run(arguments: argparse.Namespace, work: Callable[..., CurationReport], settings: Any) -> int:
     config = CurationConfig(
         inputs=tuple(arguments.input),
         output=arguments.output,
@@ -97,20 +103,22 @@ def _run(
         input_format=None if arguments.input_format == "auto" else arguments.input_format,
         text_unit=arguments.text_unit,
         on_error=arguments.on_error,
-        workers=default_workers() if arguments.workers is None else arguments.workers,
+        task=_task(arguments),
         removed=arguments.removed,
         overwrite=arguments.overwrite,
     )
     progress = ProgressLine(sys.stderr, label=arguments.command)
 
+    engine = chosen_engine(arguments)
+
     def show(done: int, total: int, records: int) -> None:
         progress.update(done, total, items=records, detail=f"{records:,} records")
 
     if arguments.report is None:
-        report = work(config, show)
+        report = work(config, settings, engine=engine, on_progress=show)
     else:
         with new_output(arguments.report, overwrite=arguments.overwrite) as file:
-            report = work(config, show)
+            report = work(config, settings, engine=engine, on_progress=show)
             file.write(json.dumps(report.as_json(), indent=1, ensure_ascii=False).encode() + b"\n")
     for line in report.sentences():
         sys.stderr.write(f"{arguments.command}: {line}\n")

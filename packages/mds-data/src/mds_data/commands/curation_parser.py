@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mds_data.commands.parser import add_input_options, command
+from mds_data.commands.parser import add_engine_options, add_input_options, add_task_option, command
 
 if TYPE_CHECKING:
     from mds_data.commands.parser import Commands
@@ -34,6 +34,7 @@ def _add_clean(commands: Commands) -> None:
         "                 --repetition --report why.json --output clean.jsonl.gz",
     )
     _add_files(parser)
+    add_task_option(parser)
     rules = parser.add_argument_group("rules", "At least one is needed.")
     rules.add_argument(
         "--fix-text",
@@ -121,6 +122,7 @@ def _add_decontaminate(commands: Commands) -> None:
         "                         --against-keys question --report why.json --output fair.jsonl",
     )
     _add_files(parser)
+    add_task_option(parser)
     rules = parser.add_argument_group("rules")
     rules.add_argument(
         "--against",
@@ -184,6 +186,4 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
         "--removed", type=Path, metavar="F", help="the removed records with their reasons"
     )
     group.add_argument("--overwrite", action="store_true", help="replace files that exist")
-    group.add_argument(
-        "--workers", type=int, metavar="N", help="processes; all cores when left out"
-    )
+    add_engine_options(parser)

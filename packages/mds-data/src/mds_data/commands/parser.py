@@ -10,9 +10,11 @@ if TYPE_CHECKING:
     Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
 
 __all__ = [
+    "add_engine_options",
     "add_input_options",
     "add_preprocess",
     "add_sample_corpus",
+    "add_task_option",
     "add_tokenizer_options",
     "add_train_tokenizer",
     "command",
@@ -181,8 +183,38 @@ def add_preprocess(commands: Commands) -> None:
         help="Megatron's spelling: the store is P_KEY_document",
     )
     _add_store_options(parser)
+    add_engine_options(parser)
+    add_task_option(parser)
     add_tokenizer_options(parser)
     _add_old_flags(parser)
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say where the work is done."""
+    group = parser.add_argument_group("where the work is done")
+    group.add_argument(
+        "--workers", type=int, metavar="N", help="processes; all cores when left out"
+    )
+    group.add_argument(
+        "--engine",
+        choices=["local", "ray"],
+        default="local",
+        help="this machine, or a Ray cluster that sees the same files (extra [ray]) (%(default)s)",
+    )
+    group.add_argument(
+        "--address",
+        metavar="A",
+        help="of the Ray cluster, such as auto; one is started here when left out",
+    )
+
+
+def add_task_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option that picks one part of the input, for job arrays."""
+    parser.add_argument(
+        "--task",
+        metavar="I/N",
+        help="work on part I of N of the input files only, as one task of a job array",
+    )
 
 
 def _add_store_options(parser: argparse.ArgumentParser) -> None:
@@ -207,9 +239,6 @@ def _add_store_options(parser: argparse.ArgumentParser) -> None:
         choices=["hot", "archive"],
         default="hot",
         help="hot: for training; archive: compressed (%(default)s)",
-    )
-    parser.add_argument(
-        "--workers", type=int, metavar="N", help="processes; all cores when left out"
     )
     parser.add_argument(
         "--report", type=Path, metavar="F", help="write every problem as a JSON line to F"

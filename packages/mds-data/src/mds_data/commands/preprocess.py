@@ -12,14 +12,16 @@ from typing import Any, cast
 from mds_data.commands.errors import UsageError
 from mds_data.commands.progress import ProgressLine
 from mds_data.preprocess.columns import parse_column
+from mds_data.preprocess.engine import Engine, LocalEngine
 from mds_data.preprocess.pipeline import PreprocessConfig, Progress, SentenceConfig
 from mds_data.preprocess.pipeline import preprocess as run_preprocess
 from mds_data.preprocess.report import PreprocessReport
+from mds_data.preprocess.task import parse_task
 from mds_data.preprocess.workers import keep_to_one_thread
 from mds_data.tokenizers import TokenizerError, TokenizerSpec, spec_of_file
 from mds_data.tokenizers.protocol import TokenizerKind
 
-__all__ = ["config_of", "default_workers", "preprocess", "tokenizer_spec"]
+__all__ = ["chosen_engine", "config_of", "default_workers", "preprocess", "tokenizer_spec"]
 
 _MOST_WORKERS = 16
 
@@ -40,7 +42,7 @@ def preprocess(arguments: argparse.Namespace) -> int:
             detail=f"{state.documents:,} documents  {state.tokens / 1e6:,.2f} M tokens",
         )
 
-    report = run_preprocess(config, on_progress=show)
+    report = run_preprocess(config, engine=chosen_engine(arguments), on_progress=show)
     for line in summary(report):
         progress.finish(line)
     return 0
@@ -72,7 +74,6 @@ def config_of(arguments: argparse.Namespace) -> PreprocessConfig:
             sentences=_sentences(arguments),
             columns=tuple(parse_column(text) for text in arguments.columns),
             layout=arguments.layout,
-            workers=default_workers() if arguments.workers is None else arguments.workers,
             on_error=arguments.on_error,
             input_format=None if arguments.input_format == "auto" else arguments.input_format,
             text_unit=arguments.text_unit,
@@ -80,6 +81,7 @@ def config_of(arguments: argparse.Namespace) -> PreprocessConfig:
             resume=arguments.resume,
             checkpoint_batches=max(1, 2 * arguments.checkpoint_mb),
             problems=arguments.report,
+            task=arguments.task and parse_task(arguments.task),
         )
     except TokenizerError:
         raise
@@ -93,6 +95,14 @@ def outputs_of(arguments: argparse.Namespace) -> dict[str, Path]:
     Raises:
         UsageError: A key can't be part of a folder's name.
     """
+    paths = _named_outputs(arguments)
+    if arguments.task is None:
+        return paths
+    suffix = parse_task(arguments.task).suffix()
+    return {key: _with_end(path, suffix) for key, path in paths.items()}
+
+
+def _named_outputs(arguments: argparse.Namespace) -> dict[str, Path]:
     keys = list(dict.fromkeys(arguments.json_keys))
     if arguments.output is not None and len(keys) == 1:
         return {keys[0]: arguments.output}
@@ -204,6 +214,25 @@ def unused_flags(arguments: argparse.Namespace) -> Iterator[str]:
                 f"--{name.replace('_', '-')} changes nothing: only "
                 f"{', '.join(sorted(kinds))} reads it."
             )
+
+
+def chosen_engine(arguments: argparse.Namespace) -> Engine:
+    """Return where the work is done.
+
+    Raises:
+        UsageError: The options don't go together.
+    """
+    if arguments.engine == "ray":
+        from mds_data.preprocess.ray_engine import RayEngine
+
+        return RayEngine(address=arguments.address, tasks=arguments.workers)
+    if arguments.address is not None:
+        raise UsageError("--address is that of a Ray cluster; say --engine ray too.")
+    try:
+        workers = default_workers() if arguments.workers is None else arguments.workers
+        return LocalEngine(workers=workers)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def default_workers() -> int:

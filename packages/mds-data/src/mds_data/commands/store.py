@@ -42,9 +42,15 @@ def verify(arguments: argparse.Namespace) -> int:
 
 def merge(arguments: argparse.Namespace) -> int:
     """Join stores by links."""
+    from mds_data.store.join import join_stores, task_order
     from mds_data.store.merge import merge_stores
 
-    manifest = merge_stores(arguments.sources, arguments.output, split=_share(arguments.split))
+    if arguments.rewrite:
+        joined = join_stores(arguments.sources, arguments.output, split=_share(arguments.split))
+        _say(f"{_counts(joined)} in {arguments.output}")
+        return 0
+    sources = task_order(arguments.sources)
+    manifest = merge_stores(sources, arguments.output, split=_share(arguments.split))
     _say(f"{len(manifest.segments)} segments, {_counts(manifest)} in {arguments.output}")
     return 0
 

@@ -71,12 +71,20 @@ def _add_merge(commands: Commands) -> None:
         run="mds_data.commands.store:merge",
         help="join stores without rewriting them",
         description="Join stores in the order given. Files are hard-linked where the file system\n"
-        "can, so a merge costs neither time nor space.",
-        examples="example:\n  mds-data merge part-0 part-1 --output whole --split 969,30,1",
+        "can, so a merge costs neither time nor space. With --rewrite the tokens are copied: the\n"
+        "stores of a job array become the very bytes that one preprocess would have written.",
+        examples="examples:\n"
+        "  mds-data merge part-0 part-1 --output whole --split 969,30,1\n"
+        "  mds-data merge store.task-* --rewrite --output store",
     )
     parser.add_argument("sources", nargs="+", type=Path, metavar="STORE", help=f"or {_PAIR}")
     _add_output(parser)
     _add_split_option(parser)
+    parser.add_argument(
+        "--rewrite",
+        action="store_true",
+        help="copy the tokens into one store without segments, instead of linking files",
+    )
 
 
 def _add_split(commands: Commands) -> None:

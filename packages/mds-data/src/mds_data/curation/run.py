@@ -24,6 +24,7 @@ from mds_data.preprocess.engine import Engine, LocalEngine
 from mds_data.preprocess.inputs import InputError, InputFormat, TextUnit, find_inputs
 from mds_data.preprocess.records import ERROR_KINDS
 from mds_data.preprocess.source import Source
+from mds_data.preprocess.task import Task, task_files
 
 __all__ = [
     "CurationConfig",
@@ -48,6 +49,8 @@ class CurationConfig:
     text_unit: TextUnit = "document"
     on_error: Literal["fail", "skip"] = "fail"
     workers: int = 1
+    task: Task | None = None
+    """Work on one part of the files only."""
     removed: Path | None = None
     """Write the records that were left out, and why, to this file."""
     overwrite: bool = False
@@ -59,7 +62,7 @@ def curated_source(config: CurationConfig) -> Source:
     Raises:
         DataError: The output is one of the inputs.
     """
-    files = find_inputs(config.inputs, format=config.input_format)
+    files = task_files(find_inputs(config.inputs, format=config.input_format), config.task)
     for file in files:
         if config.output.exists() and file.path.samefile(config.output):
             raise DataError(f"{config.output} is an input too; name another output.")

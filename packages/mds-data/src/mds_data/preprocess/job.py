@@ -10,6 +10,7 @@ from typing import Any
 from mds_data.preprocess.inputs import InputFile
 from mds_data.preprocess.report import InputRecord, PreprocessReport, ProblemLog
 from mds_data.preprocess.source import Mark, check_unchanged
+from mds_data.preprocess.task import Task
 from mds_data.store.folder import is_store, read_manifest
 from mds_data.store.lock import StoreLock
 from mds_data.store.resume import finished_folder, give_finished_name
@@ -33,6 +34,8 @@ class Job:
     arguments: Mapping[str, Any]
     tokenizer: str
     """SHA-256 of the tokenizer's file."""
+    task: Task | None = None
+    """Which part of a job array this is."""
 
     def as_json(self) -> dict[str, Any]:
         """What a checkpoint keeps of it."""
@@ -52,6 +55,8 @@ class Job:
             "arguments": dict(self.arguments),
             "report": log.as_json(),
         }
+        if self.task is not None:
+            transform["task"] = str(self.task)
         return {"inputs": [asdict(record) for record in done], "transforms": [transform]}
 
     def is_done_by(self, manifest: Manifest) -> bool:

@@ -32,6 +32,7 @@ from mds_data.preprocess.records import ERROR_KINDS
 from mds_data.preprocess.report import PreprocessReport, ProblemLog
 from mds_data.preprocess.sentences import split_sentences
 from mds_data.preprocess.source import Mark, Source
+from mds_data.preprocess.task import Task, task_files
 from mds_data.store.folder import is_store
 from mds_data.store.resume import find_checkpoint
 from mds_data.store.schema import Layout, token_dtype
@@ -92,6 +93,8 @@ class PreprocessConfig:
     """Go on where an interrupted run with the same inputs and arguments was."""
     checkpoint_batches: int = 128
     """Batches (of about half a MB of text) after which the work so far is made durable."""
+    task: Task | None = None
+    """Work on one part of the files only; the stores of all tasks are merged later."""
     problems: Path | None = None
     """Write every problem as a line of JSON to this file."""
 
@@ -136,10 +139,15 @@ def preprocess(
         TokenizerError: The tokenizer can't be loaded, or has no token to end a document with.
         StoreError: The output exists, or an interrupted run is in the way.
     """
-    files = find_inputs(config.inputs, format=config.input_format)
+    files = task_files(find_inputs(config.inputs, format=config.input_format), config.task)
     tokenizer = load_tokenizer(config.tokenizer)
     check_end(tokenizer, append_eod=config.append_eod)
-    job = Job(files=files, arguments=_arguments(config), tokenizer=tokenizer.file.sha256)
+    job = Job(
+        files=files,
+        arguments=_arguments(config),
+        tokenizer=tokenizer.file.sha256,
+        task=config.task,
+    )
     found = {key: _target(path, job=job, config=config) for key, path in config.outputs.items()}
     targets = {key: path for key, path in found.items() if path is not None}
     if targets:
@@ -277,7 +285,7 @@ class _Run:
 
     def _commit(self, source: Source) -> None:
         empty = [key for key, writer in self._writers.items() if writer.num_documents == 0]
-        if empty:
+        if empty and self._config.task is None:
             reasons = "; ".join(self._log.sentences()) or "the input holds no line"
             raise InputError(
                 f"no document is left for key {empty[0]!r} of {', '.join(self._config.inputs)}, so "

@@ -24,7 +24,7 @@ from mds_data.store.schema import (
 from mds_data.store.split import split_ranges
 from mds_data.store.token_store import store_parts
 
-__all__ = ["merge_stores"]
+__all__ = ["common_vocabulary", "merge_stores"]
 
 
 def merge_stores(
@@ -51,7 +51,7 @@ def merge_stores(
         raise ValueError("a merge needs at least one source")
     root = Path(target)
     check_free_name(root)
-    vocab_size = _common_vocabulary(paths)
+    vocab_size = common_vocabulary(paths)
     ranges = split_ranges(split)
     root.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
@@ -91,7 +91,7 @@ def _read(root: Path) -> Manifest:
     return read_manifest(root)[0]
 
 
-def _common_vocabulary(paths: Sequence[Path]) -> int:
+def common_vocabulary(paths: Sequence[Path]) -> int:
     """The sources' vocabulary, after a check that one store can hold them all."""
     stores = {path: _read(path) for path in paths if not _is_pair(path)}
     pairs = {path: read_indexed_dataset(path) for path in paths if _is_pair(path)}

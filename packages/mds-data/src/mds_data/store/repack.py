@@ -18,7 +18,7 @@ from mds_data.store.split import split_ranges
 from mds_data.store.token_store import StorePart, TokenStore, open_store
 from mds_data.store.writer import StoreWriter, TokenizerFile
 
-__all__ = ["repack_store", "split_store"]
+__all__ = ["copy_documents", "kept_tokenizer", "repack_store", "split_store"]
 
 _BLOCK_TOKENS = 2**20
 _PARTS = ("train", "valid", "test")
@@ -115,7 +115,7 @@ def _copy(
         eod_id=manifest.eod_id,
         layout=layout,
         split=split,
-        tokenizer=_tokenizer_file(store),
+        tokenizer=kept_tokenizer(store),
         provenance={**manifest.provenance, "transforms": transforms},
         columns={name: values.dtype for name, values in columns.items()},
         sentences=store.has_sentences,
@@ -123,10 +123,16 @@ def _copy(
     ) as writer:
         for name in columns:
             writer.add_labels(name, column_labels(store, name).values())
-        for start, end in _blocks(store, first, stop):
-            _copy_block(store, writer, start, end, columns)
+        copy_documents(store, writer, first=first, stop=stop)
         erasures = manifest.erasures if (first, stop) == (0, len(store)) else ()
         return writer.commit(erasures=tuple(replace(item, revision=None) for item in erasures))
+
+
+def copy_documents(store: TokenStore, writer: StoreWriter, *, first: int, stop: int) -> None:
+    """Write documents ``first`` to ``stop`` of a store, with what it keeps beside them."""
+    columns = {name: store.column(name) for name in store.columns}
+    for start, end in _blocks(store, first, stop):
+        _copy_block(store, writer, start, end, columns)
 
 
 def _blocks(store: TokenStore, first: int, stop: int) -> list[tuple[int, int]]:
@@ -155,7 +161,8 @@ def _copy_block(
     )
 
 
-def _tokenizer_file(store: TokenStore) -> TokenizerFile | None:
+def kept_tokenizer(store: TokenStore) -> TokenizerFile | None:
+    """The tokenizer that a store keeps."""
     record = store.manifest.tokenizer
     if record is None:
         return None

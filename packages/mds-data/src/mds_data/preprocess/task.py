@@ -1,0 +1,77 @@
+"""The part of the input that one task of a job array works on: neighbouring files, like in size."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mds_data.preprocess.inputs import InputError, InputFile
+
+__all__ = ["Task", "parse_task", "task_files"]
+
+_SPELLING = re.compile(r"([0-9]{1,6})/([0-9]{1,6})")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Task ``number`` of ``count``, counted from 1."""
+
+    number: int
+    count: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.count:
+            raise ValueError(f"task {self}: tasks are counted from 1 to their number.")
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    def suffix(self) -> str:
+        """What is put after an output's name, so that names sort as the tasks do."""
+        width = len(str(self.count))
+        return f".task-{self.number:0{width}}-of-{self.count}"
+
+
+def parse_task(text: str) -> Task:
+    """Return the task that ``I/N`` spells.
+
+    Raises:
+        ValueError: It is spelled another way.
+    """
+    match = _SPELLING.fullmatch(text)
+    if match is None:
+        raise ValueError(f"a task is spelled I/N, such as 3/8, not {text!r}.")
+    return Task(int(match[1]), int(match[2]))
+
+
+def task_files(files: Sequence[InputFile], task: Task | None) -> list[InputFile]:
+    """Return the files of one task; those of all tasks, in order, are all files once.
+
+    Raises:
+        InputError: There are more tasks than files.
+    """
+    if task is None:
+        return list(files)
+    if task.count > len(files):
+        raise InputError(
+            f"there are {task.count} tasks and {len(files)} input files, and a file is not shared; "
+            f"start at most {len(files)} tasks, or cut the files into smaller ones."
+        )
+    borders = _borders([file.size + 1 for file in files], parts=task.count)
+    return list(files[borders[task.number - 1] : borders[task.number]])
+
+
+def _borders(sizes: Sequence[int], *, parts: int) -> list[int]:
+    """Return where each part begins and the last one ends; none is empty."""
+    total = sum(sizes)
+    borders, done, number = [0], 0, 0
+    for part in range(1, parts):
+        latest = len(sizes) - (parts - part)
+        while number < latest and (
+            number == borders[-1] or done + sizes[number] / 2 <= part * total / parts
+        ):
+            done += sizes[number]
+            number += 1
+        borders.append(number)
+    return [*borders, len(sizes)]
