@@ -126,10 +126,8 @@ class GPTDataset:
         return place
 
     def _sample(self, place: int) -> dict[str, NDArray[Any]]:
-        ids = self._window.read(place)
-        if self._fill_in is None:
-            ids = ids.astype(np.int64)
-        else:
+        ids = self._window.read(place, np.int64)
+        if self._fill_in is not None:
             random = np.random.default_rng(mix(self.seed, place, 4))
             ids = self._fill_in.rearranged(ids, eod_id=self.store.eod_id, random=random)
         sample: dict[str, NDArray[Any]] = {
@@ -180,12 +178,14 @@ class _FastWindows:
         self.per_epoch = max(1, (self._row.length - 1) // seq_length)
         self._order = EpochOrder(self.per_epoch, seed=seed)
 
-    def read(self, number: int) -> NDArray[Any]:
+    def read(self, number: int, dtype: type[np.int64] | None = None) -> NDArray[Any]:
+        """[s + 1] ids, in a type of their own if one is asked for."""
         epoch, place = self._order.locate(number)
         start = place * self._seq_length
         if epoch:  # other borders in each epoch, so that other tokens stand together
             start += mix(self._seed, epoch, 1) % self._seq_length
-        return self._row.read(start, start + self._seq_length + 1)
+        ids = self._row.read(start, start + self._seq_length + 1)
+        return ids if dtype is None else ids.astype(dtype)
 
 
 class _MegatronWindows:
@@ -218,17 +218,21 @@ class _MegatronWindows:
         # From a place in the row of shuffled documents to the token's position in the store.
         self._shifts = starts[self.order.doc_index] - self.order.ends[:-1]
 
-    def read(self, number: int) -> NDArray[Any]:
-        position, first, last = self.order.span(number)
-        inner = self.order.ends[first + 1 : last + 1].tolist()
-        cuts = [position, *inner, position + self._seq_length + 1]
-        shifts = self._shifts[first : last + 1].tolist()
+    def read(self, number: int, dtype: type[np.int64] | None = None) -> NDArray[Any]:
+        """[s + 1] ids, in a type of their own if one is asked for."""
+        start, first, last = self.order.span(number)
+        stop = start + self._seq_length + 1
         read = self._store.tokens
-        parts = [
-            read(start + shift, stop + shift)
-            for start, stop, shift in zip(cuts, cuts[1:], shifts, strict=False)
-        ]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        parts = []
+        ends = self.order.ends[first + 1 : last + 2].tolist()
+        for end, shift in zip(ends, self._shifts[first : last + 1].tolist(), strict=True):
+            cut = end if end < stop else stop
+            if start < cut:
+                parts.append(read(start + shift, cut + shift))
+                start = cut
+        if len(parts) == 1:
+            return parts[0] if dtype is None else parts[0].astype(dtype)
+        return np.concatenate(parts, dtype=dtype)
 
 
 def _check_filled(store: TokenStore, split: object, *, documents: int, tokens: int) -> None:

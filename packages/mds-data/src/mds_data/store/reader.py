@@ -104,21 +104,31 @@ def _fast_reader(
 ) -> Callable[[int, int], NDArray[Any]]:
     """A reader that serves chunks whose checksums were compared, and leaves the rest to another.
 
-    A closure with shifts for divisions, because attributes and divisions would take a third of the
+    A closure with a mask for a division, because attributes and divisions would take a third of the
     time of a read. Chunks whose length is no power of two are always left to the other reader.
+
+    Args:
+        views: Whole chunks whose checksums were compared, by their first element.
+        chunk: Elements of a chunk.
+        read_slowly: Reads anything.
     """
-    shift, mask = chunk.bit_length() - 1, chunk - 1
+    mask, two_chunks = chunk - 1, 2 * chunk
+    join = np.concatenate
 
     def read(start: int, stop: int) -> NDArray[Any]:
-        count = stop - start
         offset = start & mask
+        end = stop - start + offset
         try:
-            part = views[start >> shift][offset : offset + count]
+            if offset <= end <= chunk:
+                return views[start - offset][offset:end]
+            if chunk < end <= two_chunks:
+                first = start - offset
+                return join((views[first][offset:], views[first + chunk][: end - chunk]))
         except KeyError:
-            return read_slowly(start, stop)
-        return part if len(part) == count else read_slowly(start, stop)
+            pass
+        return read_slowly(start, stop)
 
-    return read if chunk == 1 << shift else read_slowly
+    return read if chunk & mask == 0 else read_slowly
 
 
 class ShardedArray:
@@ -147,6 +157,7 @@ class ShardedArray:
         self._most_views = _DECODED_CHUNKS if self.layout.compressed else _RAW_VIEWS
         self._most_shards = _most_maps()
         self._views: dict[int, NDArray[Any]] = {}
+        self._last: NDArray[Any] | None = None
         self._shards: dict[int, _MappedShard] = {}
         self._checked: dict[int, bytearray] = {}
         self._closed = False
@@ -180,14 +191,20 @@ class ShardedArray:
 
     def _view(self, number: int) -> NDArray[Any]:
         """One inner chunk, cut at the array's end; its checksum was compared."""
-        view = self._views.get(number)
+        first = number * self._chunk_length
+        view = self._views.get(first)
         if view is not None:
             return view
-        inside = min(self._chunk_length, self.length - number * self._chunk_length)
-        view = self._load(number)[:inside]
+        if self._last is not None and first + self._chunk_length > self.length:
+            return self._last
+        view = self._load(number)
+        if first + self._chunk_length > self.length:
+            # The fast reader sees whole chunks only, so that it need not look at the array's end.
+            self._last = view = view[: self.length - first]
+            return view
         if len(self._views) >= self._most_views:
             self._views.clear()
-        self._views[number] = view
+        self._views[first] = view
         return view
 
     def _load(self, number: int) -> NDArray[Any]:
@@ -210,6 +227,7 @@ class ShardedArray:
             raise StoreError(f"{self._folder.root}: the store was closed; open it again")
         if len(self._shards) >= self._most_shards:
             self._views.clear()
+            self._last = None
             self._shards = {}
         per_shard = self.layout.chunks_per_shard
         used = min(per_shard, self.layout.num_chunks - number * per_shard)
@@ -221,4 +239,5 @@ class ShardedArray:
         """Let the maps go; views that were handed out stay valid."""
         self._closed = True
         self._views.clear()
+        self._last = None
         self._shards = {}

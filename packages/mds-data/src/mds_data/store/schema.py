@@ -24,7 +24,12 @@ from mds_data.store.records import (
     package_version,
     token_dtype,
 )
-from mds_data.store.strict_json import Members, check_relative_path, parse_json
+from mds_data.store.strict_json import (
+    Members,
+    check_relative_path,
+    parse_json,
+    quick_file_record,
+)
 
 __all__ = [
     "FORMAT_VERSION",
@@ -210,7 +215,11 @@ def _files(members: Members, *, name: str) -> dict[str, FileRecord]:
     if not isinstance(records, dict):
         members.fail("files", "must be an object")
     for path, record in records.items():
-        check_relative_path(path, name=name)
+        quick = quick_file_record(path, record)
+        if quick is not None and path != MANIFEST_NAME:
+            files[path] = FileRecord(size=quick[0], sha256=quick[1])
+            continue
+        check_relative_path(path, name=name)  # here on to name what is wrong
         if path == MANIFEST_NAME:
             members.fail("files", "names the manifest itself")
         item = Members(record, name=name, where=f"files[{path[:80]!r}]")
