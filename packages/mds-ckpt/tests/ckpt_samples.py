@@ -88,6 +88,7 @@ def save(
     *,
     step: int = 1,
     optimizer: bool = False,
+    masters: dict[str, Any] | None = None,
     operations: commit.FileOperations = commit.REAL,
     **publish: Any,
 ) -> Path:
@@ -96,6 +97,8 @@ def save(
     states = {"weight": weights}
     if optimizer:
         states["exp_avg"] = {name: array * 0.5 for name, array in weights.items()}
+    if masters is not None:
+        states["master"] = masters
     rank_files = []
     for rank in (0, 1):
         pieces = []

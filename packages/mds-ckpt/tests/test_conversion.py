@@ -21,7 +21,13 @@ from ckpt_disks import (
 )
 
 from mds_ckpt import commit, convert, open_checkpoint, verify
-from mds_ckpt.errors import CheckpointError, LockedError, MachineError, UsageError
+from mds_ckpt.errors import (
+    CheckpointError,
+    LockedError,
+    MachineError,
+    RejectedError,
+    UsageError,
+)
 
 MODEL = samples.model("gpt2", num_layers=1, hidden_size=4, num_attention_heads=2, vocab_size=5)
 WEIGHTS = samples.arrays(MODEL)
@@ -91,7 +97,7 @@ def test_replacing_leaves_old_or_new(source: Path, tmp_path: Path, make: Any) ->
         else:
             break
 
-        with pytest.raises(UsageError, match="add --overwrite"):  # tidies up, then sees it there
+        with pytest.raises(RejectedError, match="add --overwrite"):  # tidies up, then sees it there
             convert(source, folder / "out", to="hf")
         assert is_right(folder / "out", old) != is_right(folder / "out", WEIGHTS)
         assert [path.name for path in folder.iterdir()] == ["out"]
@@ -166,9 +172,9 @@ def test_a_target_that_is_there_is_kept_unless_it_is_a_checkpoint_to_replace(
     target.mkdir()
     (target / "thesis.txt").write_text("years of work")
 
-    with pytest.raises(UsageError, match="is there; add --overwrite"):
+    with pytest.raises(RejectedError, match="is there already; add --overwrite"):
         convert(source, target, to="hf")
-    with pytest.raises(UsageError, match="is not a checkpoint and is not replaced"):
+    with pytest.raises(RejectedError, match="is not a checkpoint and is not replaced"):
         convert(source, target, to="hf", overwrite=True)
 
     assert (target / "thesis.txt").read_text() == "years of work"

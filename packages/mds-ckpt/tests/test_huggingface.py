@@ -141,7 +141,7 @@ def test_shards_and_their_index_hold_every_tensor_once(tmp_path: Path) -> None:
     folder = tmp_path / "hf"
     folder.mkdir()
 
-    plan(source, Options(jobs=3), shard_bytes=3000).write(folder, REAL)
+    plan(source, Options(jobs=3, shard_bytes=3000)).write(folder, REAL)
 
     names = sorted(path.name for path in folder.glob("*.safetensors"))
     assert len(names) > 3

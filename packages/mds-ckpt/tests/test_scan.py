@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,3 +97,30 @@ def test_no_name_of_a_real_pickle_is_missed(tmp_path: Path, protocol: int) -> No
 def test_a_missing_path_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RejectedError, match="no such file"):
         scan_path(tmp_path / "nothing")
+
+
+class _Runs:
+    def __reduce__(self) -> tuple[object, ...]:
+        return print, ("x",)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_an_archive_of_numpy_is_looked_into_and_not_called_broken(
+    tmp_path: Path, save: Any
+) -> None:
+    save(tmp_path / "good.npz", a=np.arange(100_000), b=np.zeros((2, 3), "f4"))
+    assert scan_path(tmp_path / "good.npz") == []
+
+    hidden = np.array([1, _Runs()], dtype=object)
+    save(tmp_path / "bad.npz", a=np.arange(10), b=hidden)
+
+    assert verdicts(tmp_path / "bad.npz")["builtins.print"] == "dangerous"
+    assert "broken" not in verdicts(tmp_path / "bad.npz").values()
+
+
+def test_a_compressed_torch_file_stays_broken(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/data.pkl", b"\x80\x02}.")
+        archive.writestr("a/w.npy", b"\x93NUMPY")
+
+    assert "broken" in verdicts(tmp_path / "a.pt").values()

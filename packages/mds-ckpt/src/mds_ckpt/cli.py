@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 import errno
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 
+from mds_ckpt.commands.old_names import add_old_commands, new_spelling
+from mds_ckpt.commands.parser import Parser
+from mds_ckpt.commands.report import say, say_report
 from mds_ckpt.errors import CheckpointError
 from mds_ckpt.escape import printable
 
@@ -36,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    arguments = build_parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    arguments = build_parser().parse_args([*map(new_spelling, words[:1]), *words[1:]])
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:
         return command(arguments)
@@ -76,17 +79,18 @@ def _environment(error: BaseException) -> str:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands and flags."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="mds-ckpt",
         description="Open, check and convert checkpoints of large models. Nothing in them is "
         "executed, and torch is not needed.",
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
-    common = argparse.ArgumentParser(add_help=False)
+    common = Parser(add_help=False)
     common.add_argument("--debug", action="store_true", help="show a traceback on errors")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (_add_inspect, _add_verify, _add_convert, _add_diff, _add_scan):
         add(commands, common)
+    add_old_commands(lambda *about: _add_command(commands, common, *about))
     return parser
 
 
@@ -101,8 +105,8 @@ class _Version(argparse.Action):
 
 
 def _add_command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
-    common: argparse.ArgumentParser,
+    commands: argparse._SubParsersAction[Parser],
+    common: Parser,
     name: str,
     text: str,
     run: Callable[[argparse.Namespace], int],
@@ -118,9 +122,7 @@ def _add_from(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_inspect(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
-) -> None:
+def _add_inspect(commands: argparse._SubParsersAction[Parser], common: Parser) -> None:
     text = "show what a checkpoint is; reads headers only"
     parser = _add_command(commands, common, "inspect", text, _inspect)
     parser.add_argument("path", metavar="PATH")
@@ -131,35 +133,18 @@ def _add_inspect(
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    from mds_ckpt.formats import open_checkpoint
-    from mds_ckpt.inspection import summary
+    from mds_ckpt.commands.inspect import show
 
-    checkpoint = open_checkpoint(arguments.path, format=arguments.source_format)
-    found = summary(checkpoint, pattern=arguments.tensor, stats=arguments.stats)
-    if arguments.json:
-        sys.stdout.write(json.dumps(found, indent=1, allow_nan=False) + "\n")
-        return 0
-    from rich.console import Console
-
-    from mds_ckpt.inspection_tree import draw, statistics_table
-
-    class PipedConsole(Console):
-        def on_broken_pipe(self) -> None:  # rich's own ends with 1, which means a difference here
-            raise BrokenPipeError
-
-    # Wide enough when piped that no line breaks.
-    console = PipedConsole(highlight=False, width=None if sys.stdout.isatty() else 240)
-    console.print(draw(found))
-    if arguments.tensor and not found["tensors"]:
-        _say(f"no tensor has a name like '{printable(arguments.tensor)}'")
-    if arguments.stats:
-        console.print(statistics_table(found["tensors"]))
-    return 0
+    return show(
+        arguments.path,
+        source_format=arguments.source_format,
+        pattern=arguments.tensor,
+        stats=arguments.stats,
+        as_json=arguments.json,
+    )
 
 
-def _add_verify(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
-) -> None:
+def _add_verify(commands: argparse._SubParsersAction[Parser], common: Parser) -> None:
     text = "read every byte and compare digests; exit code 1 names what is wrong"
     parser = _add_command(commands, common, "verify", text, _verify)
     parser.add_argument("path", metavar="PATH")
@@ -171,19 +156,17 @@ def _verify(arguments: argparse.Namespace) -> int:
 
     verdict = verify(arguments.path, format=arguments.source_format)
     for problem in verdict.problems:
-        _say(str(problem))
+        say(str(problem))
     checked = f"{verdict.num_tensors} tensors, {verdict.nbytes:,} bytes"
     where = printable(str(verdict.checkpoint.path))
     if verdict.problems:
-        _say(f"{where}: {len(verdict.problems)} problems in {checked}")
+        say(f"{where}: {len(verdict.problems)} problems in {checked}")
         return 1
-    _say(f"{where}: {checked}, all as written")
+    say(f"{where}: {checked}, all as written")
     return 0
 
 
-def _add_convert(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
-) -> None:
+def _add_convert(commands: argparse._SubParsersAction[Parser], common: Parser) -> None:
     text = "write a checkpoint in another format; the source is never touched"
     parser = _add_command(commands, common, "convert", text, _convert)
     parser.add_argument("source", metavar="SRC")
@@ -209,7 +192,10 @@ def _add_convert(
     parser.add_argument("--allow-loss", action="store_true", help="let --dtype lose values")
     parser.add_argument("--overwrite", action="store_true", help="replace a checkpoint at DST")
     parser.add_argument("--dry-run", action="store_true", help="check all, write nothing")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="files written at a time")
+    text = "files written at a time; as many as there are processors, at most 4, if left out"
+    parser.add_argument("--jobs", type=int, metavar="N", help=text)
+    text = "start a new safetensors file before one has more bytes than this"
+    parser.add_argument("--max-shard-bytes", type=int, metavar="N", help=text)
 
 
 def _add_ranks(parser: argparse.ArgumentParser) -> None:
@@ -259,7 +245,8 @@ def _convert(arguments: argparse.Namespace) -> int:
         allow_loss=arguments.allow_loss,
         overwrite=arguments.overwrite,
         dry_run=arguments.dry_run,
-        jobs=arguments.jobs,
+        jobs=arguments.jobs or min(4, os.cpu_count() or 1),
+        max_shard_bytes=arguments.max_shard_bytes,
         tp=arguments.tp,
         pp=arguments.pp,
         dp=arguments.dp,
@@ -274,24 +261,11 @@ def _convert(arguments: argparse.Namespace) -> int:
         qkv_layout=None if arguments.qkv_layout == "auto" else arguments.qkv_layout,
         replicated=arguments.replicated,
     )
-    for note in report.notes:
-        _say(f"note: {printable(note, longest=2000)}")
-    for loss in report.losses:
-        _say(f"lost: {printable(str(loss), longest=2000)}")
-    for reason, count in report.dropped.items():
-        _say(f"dropped: {count} tensors, {printable(reason)}")
-    verb = "would write" if report.dry_run else "wrote"
-    _say(
-        f"{report.source_format} {printable(str(report.source))}: {report.num_read} tensors used, "
-        f"each once; {verb} {report.num_written} to {report.target_format} "
-        f"{printable(str(report.target))} ({report.nbytes:,} bytes)"
-    )
+    say_report(report)
     return 0
 
 
-def _add_diff(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
-) -> None:
+def _add_diff(commands: argparse._SubParsersAction[Parser], common: Parser) -> None:
     text = "compare two checkpoints of any formats by canonical name; exit code 1 if they differ"
     parser = _add_command(commands, common, "diff", text, _diff)
     parser.add_argument("first", metavar="A")
@@ -314,16 +288,14 @@ def _diff(arguments: argparse.Namespace) -> int:
     sides = [open_checkpoint(path) for path in (arguments.first, arguments.second)]
     found = compare(*sides, atol=arguments.atol, rtol=arguments.rtol)
     for note in found.notes:
-        _say(f"note: {note}")
+        say(f"note: {note}")
     for difference in found.differences:
-        _say(str(difference))
-    _say(f"{found.num_compared} tensors compared, {len(found.differences)} differences")
+        say(str(difference))
+    say(f"{found.num_compared} tensors compared, {len(found.differences)} differences")
     return 1 if found.differences else 0
 
 
-def _add_scan(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
-) -> None:
+def _add_scan(commands: argparse._SubParsersAction[Parser], common: Parser) -> None:
     text = "list every global that pickles would import, with a verdict; runs nothing"
     parser = _add_command(commands, common, "scan", text, _scan)
     parser.add_argument("path", metavar="PATH")
@@ -337,11 +309,7 @@ def _scan(arguments: argparse.Namespace) -> int:
         member = f" ({printable(finding.member)})" if finding.member else ""
         name = f" {printable(finding.name)}" if finding.name else ""
         place = f"{printable(finding.file)}{member}"
-        _say(f"{finding.verdict:9} {place}:{name} {printable(finding.reason)}".rstrip())
+        say(f"{finding.verdict:9} {place}:{name} {printable(finding.reason)}".rstrip())
     bad = [finding for finding in findings if finding.verdict in {"dangerous", "broken"}]
-    _say(f"{len(findings)} findings, {len(bad)} of them dangerous or broken; nothing was run")
+    say(f"{len(findings)} findings, {len(bad)} of them dangerous or broken; nothing was run")
     return 1 if bad else 0
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")

@@ -8,12 +8,18 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.commit import lock, publish_folder, settle_replaced
-from mds_ckpt.errors import LockedError, MachineError, UnsupportedError, UsageError
+from mds_ckpt.errors import (
+    LockedError,
+    MachineError,
+    RejectedError,
+    UnsupportedError,
+    UsageError,
+)
 from mds_ckpt.escape import printable
 from mds_ckpt.files.file_operations import (
     PARTIAL,
@@ -28,11 +34,16 @@ from mds_ckpt.formats import all_formats, open_checkpoint
 from mds_ckpt.plan import Loss, Options, Plan, check_accounting
 from mds_ckpt.progress import RESETTABLE, without_progress
 from mds_ckpt.read_options import ReadOptions, Replicated
+from mds_ckpt.spelling import did_you_mean
 from mds_ckpt.tensors.dtype import FLOATS
 from mds_ckpt.tensors.qkv import Layout
 
 SPARE_BYTES = 16 << 20
 """Room that a conversion leaves on the disk."""
+
+
+_NAMES: Mapping[str, str] = {"mcore": "torch_dist"}
+"""Other words for formats."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +79,7 @@ def convert(
     overwrite: bool = False,
     dry_run: bool = False,
     jobs: int = 1,
+    max_shard_bytes: int | None = None,
     tp: int = 1,
     pp: int = 1,
     dp: int = 1,
@@ -97,6 +109,8 @@ def convert(
         overwrite: Replace a checkpoint that is at ``target`` already.
         dry_run: Check everything that can be checked without reading data, and write nothing.
         jobs: Files written at a time.
+        max_shard_bytes: Start a new file before one has more bytes, in formats of large files; 5 GB
+            if None.
         tp: Tensor-parallel ranks of the target, in formats that are cut by ranks.
         pp: Pipeline stages of the target, likewise.
         dp: Data-parallel ranks among which DeepSpeed shares out optimizer state.
@@ -118,7 +132,6 @@ def convert(
         UsageError: If the paths or options make no sense.
         MachineError: If there is too little room.
     """
-    source, target = Path(source), Path(target)
     options = Options(
         dtype=_checked_dtype(dtype),
         vocab_size=vocab_size,
@@ -136,11 +149,41 @@ def convert(
         divisible_by=make_vocab_size_divisible_by
         and _checked_count(make_vocab_size_divisible_by, "--make-vocab-size-divisible-by"),
         is_release=release,
+        shard_bytes=max_shard_bytes
+        and _checked_count(max_shard_bytes, "--max-shard-bytes", 1 << 50),
     )
     read_options = ReadOptions(vocab_size=vocab_size, qkv_layout=qkv_layout, replicated=replicated)
+    return _carried_out(
+        Path(source),
+        Path(target),
+        to=to,
+        source_format=source_format,
+        options=options,
+        read_options=read_options,
+        reset=reset,
+        overwrite=overwrite,
+        dry_run=dry_run,
+        operations=operations,
+    )
+
+
+def _carried_out(
+    source: Path,
+    target: Path,
+    *,
+    to: str,
+    source_format: str | None,
+    options: Options,
+    read_options: ReadOptions,
+    reset: Collection[str],
+    overwrite: bool,
+    dry_run: bool,
+    operations: FileOperations,
+) -> Report:
     make_plan = _planner(to)
     checkpoint = open_checkpoint(source, format=source_format, options=read_options)
-    checkpoint = without_progress(checkpoint, RESETTABLE if release else reset)
+    checkpoint = without_progress(checkpoint, RESETTABLE if options.is_release else reset)
+    checkpoint = _with_masters(checkpoint, options)
     check_apart(target, (source, checkpoint.path))
     if not dry_run:
         remove_remains(target, keep=checkpoint.path, operations=operations)
@@ -151,6 +194,7 @@ def convert(
     if not dry_run:
         check_room(target, plan.nbytes)
         losses = _write(checkpoint, target, plan, options, operations)
+    notes = [*checkpoint.notes, *_words_left_out(checkpoint, options.vocab_size), *plan.notes]
     return Report(
         source=checkpoint.path,
         source_format=checkpoint.format,
@@ -161,8 +205,26 @@ def convert(
         dropped=Counter(f"{state}: {reason}" for (state, _), reason in plan.dropped.items()),
         nbytes=plan.nbytes,
         losses=losses,
-        notes=[*checkpoint.notes, *_words_left_out(checkpoint, vocab_size), *plan.notes],
+        notes=notes,
         dry_run=dry_run,
+    )
+
+
+def _with_masters(checkpoint: Checkpoint, options: Options) -> Checkpoint:
+    """The checkpoint with the fp32 masters as its weights, if fp32 is asked for and they are there.
+
+    The stored weights are the masters rounded to a narrower type.
+    """
+    weights, masters = checkpoint.tensors, checkpoint.states.get("master", {})
+    is_narrow = any(tensor.dtype in ("BF16", "F16") for tensor in weights.values())
+    if options.dtype != "F32" or not is_narrow or masters.keys() != weights.keys():
+        return checkpoint
+    states = {state: found for state, found in checkpoint.states.items() if state != "master"}
+    note = (
+        "fp32 weights are the optimizer's masters; the stored ones, their roundings, are left out"
+    )
+    return replace(
+        checkpoint, states={**states, "weight": masters}, notes=(*checkpoint.notes, note)
     )
 
 
@@ -180,8 +242,8 @@ def _checked_dtype(dtype: str | None) -> str | None:
     return dtype
 
 
-def _checked_count(count: int, flag: str) -> int:
-    if not 1 <= count <= 1 << 16:
+def _checked_count(count: int, flag: str, most: int = 1 << 16) -> int:
+    if not 1 <= count <= most:
         raise UsageError(f"{flag} is {count}; give a number from 1 on")
     return count
 
@@ -194,9 +256,11 @@ def _checked_stage(stage: int | None) -> int | None:
 
 def _planner(to: str) -> Callable[[Checkpoint, Options], Plan]:
     formats = all_formats()
+    to = _NAMES.get(to, to)
     planners = {name: each.plan for name, each in formats.items() if each.plan is not None}
     if to not in planners:
-        raise UsageError(f"'{to}' can't be written; take one of {', '.join(planners)}")
+        listed = f"'{to}' can't be written; take one of {', '.join(planners)}"
+        raise UsageError(listed + did_you_mean(to, planners))
     return planners[to]
 
 
@@ -220,14 +284,14 @@ def check_target(target: Path, *, overwrite: bool) -> None:
     if not target.exists():
         return
     if not overwrite:
-        raise UsageError(f"{printable(str(target))} is there; add --overwrite to replace it")
+        remedy = "add --overwrite to replace it, or name another folder"
+        raise RejectedError(target, "it is there already", remedy=remedy)
     replaceable = target.is_dir() and (
         not any(target.iterdir()) or any(f.detect(target) for f in all_formats().values())
     )
     if not replaceable:
-        raise UsageError(
-            f"{printable(str(target))} is not a checkpoint and is not replaced; remove it yourself"
-        )
+        reason = "it is not a checkpoint and is not replaced"
+        raise RejectedError(target, reason, remedy="remove it yourself")
 
 
 def check_room(target: Path, nbytes: int) -> None:

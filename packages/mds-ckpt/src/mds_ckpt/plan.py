@@ -55,6 +55,8 @@ class Options:
     """Layers of each pipeline stage; None divides them evenly."""
     divisible_by: int | None = None
     """Pad the vocabulary to a multiple of this times tp; None takes the model's."""
+    shard_bytes: int | None = None
+    """Start a new file before one has more bytes, in formats of large files; 5 GB if None."""
     is_release: bool = False
     """Write weights to train from anew: no optimizer state, all counts 0."""
 

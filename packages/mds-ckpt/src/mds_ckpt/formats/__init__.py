@@ -17,17 +17,22 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.checks import Problem, read_every_tensor
 from mds_ckpt.errors import RejectedError, UnknownFormatError, UsageError
+from mds_ckpt.escape import printable
 from mds_ckpt.plan import Options, Plan
 from mds_ckpt.read_options import ReadOptions
+from mds_ckpt.spelling import did_you_mean
 
 __all__ = ["Format", "Problem", "all_formats", "open_checkpoint"]
+
+_MOST_LOOKED_AT = 1000
+_MOST_NAMED = 5
 
 
 def refuse_read_options(options: ReadOptions | None, format_name: str) -> None:
@@ -97,7 +102,8 @@ def open_checkpoint(
     if format is not None:
         name, _, words = format.partition(":")
         if name not in formats:
-            raise UsageError(f"no format is called '{name}'; known are {', '.join(formats)}")
+            listed = f"no format is called '{name}'; known are {', '.join(formats)}"
+            raise UsageError(listed + did_you_mean(name, formats))
         if words:
             facts = _facts(words, formats[name])
             options = replace(options or ReadOptions(), model=facts)
@@ -110,11 +116,29 @@ def open_checkpoint(
     if matching:
         names = " and ".join(candidate.name for candidate in matching)
         raise RejectedError(path, f"it looks like {names}", remedy="say which one with --from")
+    below = _checkpoints_below(path, list(formats.values()))
+    if below:
+        listed = ", ".join(f"'{printable(name)}'" for name in below[:_MOST_NAMED])
+        more = f" and {len(below) - _MOST_NAMED} more" if len(below) > _MOST_NAMED else ""
+        raise UnknownFormatError(
+            path,
+            f"it is no checkpoint itself; checkpoints lie in its folders {listed}{more}",
+            remedy=f"name one of them, such as {printable(str(path / below[0]))}",
+        )
     raise UnknownFormatError(
         path,
         f"no reader recognises it; known formats are {', '.join(formats)}",
         remedy="name the folder that holds the checkpoint's files, or say the format with --from",
     )
+
+
+def _checkpoints_below(path: Path, formats: Iterable[Format]) -> list[str]:
+    """Names of folders in ``path`` that some format recognises."""
+    if not path.is_dir():
+        return []
+    entries = [entry for _, entry in zip(range(_MOST_LOOKED_AT), path.iterdir(), strict=False)]
+    folders = sorted(entry for entry in entries if entry.is_dir() and not entry.is_symlink())
+    return [each.name for each in folders if any(format.detect(each) for format in formats)]
 
 
 def _facts(words: str, format: Format) -> dict[str, int | float | str]:

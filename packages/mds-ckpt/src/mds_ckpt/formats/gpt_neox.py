@@ -1,7 +1,8 @@
 """GPT-NeoX's own checkpoints, read: DeepSpeed's pipeline files, with layer 0 as the embedding.
 
-Tensors, optimizer state and counters are those of the DeepSpeed reader. Of the model, the files say
-sizes only; the rest stands in the ``configs`` that GPT-NeoX copies into the folder, or is asked for.
+Tensors, optimizer state and counters are those of the DeepSpeed reader. Of the model, the files
+say sizes only; the rest stands in the ``configs`` that GPT-NeoX copies into the folder, or is
+asked for.
 """
 
 from __future__ import annotations

@@ -46,13 +46,12 @@ class _Output:
         return sum(spec.nbytes for spec in self.specs)
 
 
-def plan(checkpoint: Checkpoint, options: Options, *, shard_bytes: int = SHARD_BYTES) -> Plan:
+def plan(checkpoint: Checkpoint, options: Options) -> Plan:
     """What writing ``checkpoint`` as a Hugging Face folder takes. Reads no tensor data.
 
     Args:
         checkpoint: Any opened checkpoint of a family that transformers has.
         options: Type and vocabulary; the weights are all that the format holds.
-        shard_bytes: Start a new file before one grows larger than this.
 
     Raises:
         RejectedError: If the tensors are not those of the model that the configuration describes.
@@ -68,7 +67,7 @@ def plan(checkpoint: Checkpoint, options: Options, *, shard_bytes: int = SHARD_B
         raise UnsupportedError(checkpoint.path, str(error), remedy=remedy) from None
     rules = family.rules(model)
     outputs = _outputs(checkpoint, rules, options.dtype)
-    shards = _shards(outputs, shard_bytes)
+    shards = _shards(outputs, options.shard_bytes or SHARD_BYTES)
     dtype = _main_dtype(outputs)
     config = _config(family.to_hf_config(model), origin, dtype)
     texts = _companions(checkpoint, config)

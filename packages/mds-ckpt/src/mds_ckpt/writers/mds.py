@@ -34,7 +34,7 @@ _VOCABULARY = frozenset(
 )
 
 
-def plan(checkpoint: Checkpoint, options: Options, *, file_bytes: int = FILE_BYTES) -> Plan:
+def plan(checkpoint: Checkpoint, options: Options) -> Plan:
     """What writing ``checkpoint`` in our format takes. Reads no tensor data."""
     refuse_layout(options, "mds")
     model = _model(checkpoint, options.vocab_size)
@@ -49,7 +49,7 @@ def plan(checkpoint: Checkpoint, options: Options, *, file_bytes: int = FILE_BYT
         for state, tensors in states.items()
         for tensor in tensors.values()
     ]
-    groups = _groups(pieces, file_bytes)
+    groups = _groups(pieces, options.shard_bytes or FILE_BYTES)
     dropped = {
         (state, name): "only weights were asked for"
         for state, tensors in checkpoint.states.items()
