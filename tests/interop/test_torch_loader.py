@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mds_data import GPTDataset, ResumableSampler, open_store, write_store
+from mds_data import (
+    BertDataset,
+    GPTDataset,
+    NMTDataset,
+    ResumableSampler,
+    SFTDataset,
+    StoreWriter,
+    T5Dataset,
+    Vocabulary,
+    open_store,
+    write_store,
+)
 
 torch = pytest.importorskip("torch", reason="it loads the batches")
 
@@ -125,3 +137,30 @@ def test_borders_of_documents_run_on_through_a_batch(dataset: GPTDataset) -> Non
     starts = {0, 16, 32} | {place + 1 for place, token in enumerate(flat) if token == 0}
     assert batch["cumulative_lengths"].tolist() == sorted(starts | {48})
     assert batch["cumulative_lengths"].dtype == torch.int32
+
+
+def test_samples_of_every_kind_become_batches(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[BOS]", "[EOS]"]
+    words += [f"<extra_id_{number}>" for number in range(20)]
+    vocabulary = Vocabulary([*words, *(f"w{number}" for number in range(60))])
+    with StoreWriter(tmp_path / "s", vocab_size=len(vocabulary), sentences=True) as writer:
+        for _ in range(40):
+            lengths = random.integers(2, 12, 2).tolist()
+            ids = random.integers(len(words), len(vocabulary), sum(lengths))
+            writer.add(ids, sentence_lengths=lengths)
+        writer.commit()
+    store = open_store(tmp_path / "s")
+    sizes = {"seq_length": 32, "decoder_seq_length": 32, "vocabulary": vocabulary}
+    datasets = [
+        BertDataset(store, seq_length=32, vocabulary=vocabulary),
+        T5Dataset(store, **sizes),
+        NMTDataset(store, **sizes),
+        SFTDataset(store, seq_length=32),
+    ]
+    for dataset in datasets:
+        batch = TorchDataset(dataset).__getitems__([0, 3, 1])
+        alone = [TorchDataset(dataset)[number] for number in (0, 3, 1)]
+        for name, values in batch.items():
+            if name != "cumulative_lengths":
+                assert torch.equal(values, torch.stack([sample[name] for sample in alone]))

@@ -163,6 +163,16 @@ def test_a_sample_depends_on_its_number_alone(store):
         dataset[500]
 
 
+def test_samples_past_the_end_are_those_of_a_longer_dataset(store):
+    short, long = (BertDataset(store, seq_length=40, num_samples=count) for count in (3, 900))
+    for number in (0, 2, 3, 899):
+        np.testing.assert_array_equal(short.beyond(number)["tokens"], long[number]["tokens"])
+    again = BertDataset(store, seq_length=40, order="megatron")
+    np.testing.assert_array_equal(again.beyond(len(again))["tokens"], again[0]["tokens"])
+    with pytest.raises(ValueError, match=r"seq_length \(4\) leaves no room"):
+        BertDataset(store, seq_length=4)
+
+
 def test_stores_without_sentences_or_marks_are_named(tmp_path):
     path = tmp_path / "plain"
     write_small(path, random_documents(5))

@@ -108,7 +108,7 @@ def test_a_changed_or_foreign_index_is_refused(path, tmp_path):
 @pytest.mark.parametrize(
     ("options", "code", "reason"),
     [
-        (["--metric", "lenght", "--unit", "document"], 3, "'lenght' is no measure"),
+        (["--metric", "longness", "--unit", "document"], 3, "'longness' is no measure"),
         (["--metric", "no.such:thing", "--unit", "document"], 3, "can't be imported"),
         (["--metric", "measures_of_a_test:wrong", "--unit", "document"], 3, "is no function"),
         (["--metric", "measures_of_a_test:none", "--unit", "document"], 3, "gave None for row 0"),

@@ -71,7 +71,8 @@ class BertDataset(SentenceDataset):
             raise ValueError(f"segments must be 'order', 'next' or 'one', not {segments!r}")
         super().__init__(
             store,
-            target=seq_length - 3,
+            seq_length=seq_length,
+            marks=3,
             fewest=1 if segments == "one" else 2,
             num_samples=num_samples,
             seed=seed,
@@ -79,7 +80,6 @@ class BertDataset(SentenceDataset):
             short_probability=short_probability,
             order=order,
         )
-        self.seq_length = seq_length
         self.segments = segments
         self.masking = masking or MaskingStyle()
         self.vocabulary = vocabulary = store_vocabulary(store, vocabulary)
@@ -95,7 +95,9 @@ class BertDataset(SentenceDataset):
             and ``padding_mask`` (1 where a token is), each [s] int64; ``is_random`` (the segments
             were swapped, or are no neighbours) and ``truncated``, single numbers.
         """
-        place, span = self._located(number)
+        return self._sample(*self._located(number))
+
+    def _sample(self, place: int, span: SentenceSpan) -> dict[str, NDArray[Any]]:
         random = self._random(place)
         first, second, is_random = self._segments(place, span, random)
         truncated = _truncate(first, second, most=span.target, random=random)

@@ -45,7 +45,8 @@ class SentenceDataset:
 
     Args:
         store: An open store, preprocessed with ``--split-sentences``.
-        target: Tokens of a sample's text.
+        seq_length: Tokens of a sample.
+        marks: Tokens of it that are no text.
         fewest: Sentences that a sample needs.
         num_samples: How many samples there are; one pass over the documents if None.
         seed: Chooses the order.
@@ -58,7 +59,8 @@ class SentenceDataset:
         self,
         store: TokenStore,
         *,
-        target: int,
+        seq_length: int,
+        marks: int,
         fewest: int,
         num_samples: int | None,
         seed: int,
@@ -66,8 +68,11 @@ class SentenceDataset:
         short_probability: float,
         order: Order,
     ) -> None:
-        if target < 2:
-            raise ValueError("seq_length leaves no room for text beside the marks; make it longer")
+        if seq_length < marks + 2:
+            raise ValueError(
+                f"seq_length ({seq_length}) leaves no room for text beside {marks} marks; make it "
+                f"longer"
+            )
         if not 0 <= short_probability <= 1:
             raise ValueError(f"short_probability ({short_probability}) must lie from 0 to 1")
         if num_samples is not None and num_samples < 0:
@@ -77,6 +82,7 @@ class SentenceDataset:
             raise ValueError(f"order must be 'fast' or 'megatron', not {order!r}")
         first, stop = document_range(store, split)
         self.store = store
+        self.seq_length = seq_length
         self.seed = seed
         self._table = sentence_table(store)
         self.order: SentenceOrder = kinds[order](
@@ -84,7 +90,7 @@ class SentenceDataset:
             first=first,
             stop=stop,
             num_samples=num_samples,
-            target=target,
+            target=seq_length - marks,
             short_probability=short_probability,
             fewest=fewest,
             seed=seed,
@@ -107,6 +113,23 @@ class SentenceDataset:
 
     def __len__(self) -> int:
         return len(self.order)
+
+    @property
+    def tokens_per_sample(self) -> int:
+        """Tokens of a sample, padding counted."""
+        return self.seq_length
+
+    def beyond(self, number: int) -> dict[str, NDArray[Any]]:
+        """Sample ``number`` of the order without end, past ``len`` too.
+
+        The fast order goes on with further epochs, Megatron's begins again.
+        """
+        is_fast = isinstance(self.order, FastSentenceOrder)
+        place = number if is_fast else number % len(self)
+        return self._sample(place, self.order.span(place))
+
+    def _sample(self, place: int, span: SentenceSpan) -> dict[str, NDArray[Any]]:
+        raise NotImplementedError
 
     def _located(self, number: int) -> tuple[int, SentenceSpan]:
         place = number + len(self) if number < 0 else number

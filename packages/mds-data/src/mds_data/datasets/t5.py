@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from mds_data.datasets.encoder_decoder import encoder_decoder_sample
 from mds_data.datasets.masking import MaskedTokens, MaskingStyle, mask_tokens, word_groups
 from mds_data.datasets.sentence_dataset import Order, SentenceDataset, store_vocabulary
+from mds_data.datasets.sentences import SentenceSpan
 from mds_data.store.token_store import TokenStore
 from mds_data.tokenizers.vocabulary import Vocabulary
 
@@ -57,7 +58,8 @@ class T5Dataset(SentenceDataset):
     ) -> None:
         super().__init__(
             store,
-            target=seq_length - 2,
+            seq_length=seq_length,
+            marks=2,
             fewest=1,
             num_samples=num_samples,
             seed=seed,
@@ -65,7 +67,6 @@ class T5Dataset(SentenceDataset):
             short_probability=short_probability,
             order=order,
         )
-        self.seq_length = seq_length
         self.decoder_seq_length = decoder_seq_length
         self.masking = masking or MaskingStyle(longest=10, geometric=True)
         self.vocabulary = vocabulary = store_vocabulary(store, vocabulary)
@@ -88,7 +89,9 @@ class T5Dataset(SentenceDataset):
             ``loss_mask`` [d], ``encoder_padding_mask`` [s] and ``decoder_padding_mask`` [d] (1
             where a token is), all int64; ``truncated``, a single number.
         """
-        place, span = self._located(number)
+        return self._sample(*self._located(number))
+
+    def _sample(self, place: int, span: SentenceSpan) -> dict[str, NDArray[Any]]:
         text = [token for sentence in self._sentences(span) for token in sentence]
         tokens = text[: span.target]
         groups = word_groups(tokens, marks=self._marks, continues_word=self._continues)
