@@ -166,6 +166,11 @@ def test_a_template_that_is_not_supported_is_named(tmp_path, tokenizer, capsys):
     assert "'chatmal' is no chat format (chatml, llama-3" in capsys.readouterr().err
 
 
+def test_messages_may_not_hold_special_tokens(tmp_path, tokenizer, capsys):
+    assert write_store(tmp_path, tokenizer, [conversation(1)], "--allow-special-tokens") == 2
+    assert "would let a message forge a turn" in capsys.readouterr().err
+
+
 def test_long_conversations_are_cut_or_left_out(tmp_path, tokenizer):
     records = [conversation(2), conversation(3, turns=5), conversation(80)]
     write_store(tmp_path, tokenizer, records)

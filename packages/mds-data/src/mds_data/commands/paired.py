@@ -56,6 +56,11 @@ def preprocess_sft(arguments: argparse.Namespace) -> int:
 
 
 def _sft_config(arguments: argparse.Namespace) -> SFTConfig:
+    if arguments.allow_special_tokens:
+        raise UsageError(
+            "--allow-special-tokens would let a message forge a turn; the template's own marks "
+            "become special tokens without it."
+        )
     return SFTConfig(
         writing=writing_config(arguments),
         inputs=tuple(arguments.input),
