@@ -33,7 +33,7 @@ ENVIRONMENT_ALLOWED = (
     "mds_kernels/preference.py",  # MDS_KERNELS
     "mds_kernels/apex_state.py",  # hands it on to a child process
     "mds_kernels/testing.py",
-    "mds_data/writer.py",  # SOURCE_DATE_EPOCH
+    "mds_data/store/new_store.py",  # SOURCE_DATE_EPOCH
 )
 PICKLE_ALLOWED = ("mds_kernels/testing.py",)  # between a test and the ranks that it started
 

@@ -55,9 +55,10 @@ def column_labels(store: TokenStore, name: str) -> dict[int, str]:
     """
     found: set[str] = set()
     for part in store.parts:
-        if isinstance(part, StorePart):
+        read = part.folder.read if isinstance(part, StorePart) else getattr(part, "read_file", None)
+        if read is not None:
             path = f"columns/{name}/zarr.json"
-            found |= set(labels_in(part.folder.read(path), name=str(part.root / path)))
+            found |= set(labels_in(read(path), name=f"{part.root}/{path}"))
     return {text_code(label): label for label in sorted(found)}
 
 

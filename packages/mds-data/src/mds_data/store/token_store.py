@@ -272,13 +272,18 @@ class TokenStore:
 def open_store(path: str | os.PathLike[str]) -> TokenStore:
     """Open a token store, or a Megatron ``.bin``/``.idx`` pair by its prefix.
 
-    Only metadata is read here; shards are mapped when they are touched.
+    Only metadata is read here; shards are mapped when they are touched. A URL such as
+    ``s3://bucket/store`` is opened by `mds_data.store.remote.open_remote_store`, which has options.
 
     Raises:
         FileNotFoundError: There is nothing at ``path``.
         StoreError: The folder is no store, or one that can't be trusted.
         IndexedDatasetError: The pair is damaged.
     """
+    if isinstance(path, str) and "://" in path:
+        from mds_data.store.remote import open_remote_store
+
+        return open_remote_store(path)
     root = Path(path)
     if not root.is_dir() and pair_prefix(root) is not None:
         pair = read_indexed_dataset(root)

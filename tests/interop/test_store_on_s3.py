@@ -1,0 +1,191 @@
+"""A token store on a real S3 protocol server of this machine: moto's, through obstore and s3fs."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+moto_server = pytest.importorskip("moto.server", reason="moto is not installed")
+pytest.importorskip("obstore")
+
+from mds_data import DamagedError, GPTDataset, open_store, write_store  # noqa: E402
+from mds_data.store.remote import RemoteOptions, open_remote_store  # noqa: E402
+from mds_data.store.remote_files import RemoteError, RetryPolicy  # noqa: E402
+
+KEYS = {"access_key_id": "test", "secret_access_key": "test", "region": "us-east-1"}
+FAST = RetryPolicy(attempts=4, first_wait=0.01, timeout=20)
+DOCUMENTS = [
+    np.random.default_rng(n).integers(0, 50_000, 1 + 9_000 * (n % 7)).astype(np.uint16)
+    for n in range(30)
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    running = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    host, port = running.get_host_and_port()
+    yield f"http://{host}:{port}"
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def bucket(server: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store on the disk, with a copy at s3://bucket/store."""
+    path = tmp_path_factory.mktemp("data") / "store"
+    write_store(path, DOCUMENTS, vocab_size=50_000)
+    put(f"{server}/bucket", b"")
+    for file in path.rglob("*"):
+        if file.is_file():
+            name = file.relative_to(path).as_posix()
+            put(f"{server}/bucket/store/{name}", file.read_bytes())
+    return path
+
+
+def put(url: str, data: bytes) -> None:
+    headers = {"Content-Type": "application/octet-stream"}
+    request = urllib.request.Request(url, data=data, headers=headers, method="PUT")
+    with urllib.request.urlopen(request) as answer:
+        assert answer.status == 200
+
+
+def options(endpoint: str, **others: Any) -> RemoteOptions:
+    storage = {**KEYS, "endpoint": endpoint, "client_options": {"allow_http": True}}
+    # The retries to be tested are ours.
+    storage["retry_config"] = {"max_retries": 0}
+    return RemoteOptions(storage=storage, retries=FAST, **others)
+
+
+class _Bad(BaseHTTPRequestHandler):
+    """Passes requests on; each one fails so many times before it does."""
+
+    server: Any
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        wanted = {key: value for key, value in self.headers.items() if key.lower() != "host"}
+        tries = self.server.tries
+        key = (self.path, self.headers.get("Range"))
+        tries[key] = tries.get(key, 0) + 1
+        if tries[key] <= self.server.failing:
+            self._fail(tries[key])
+            return
+        try:
+            request = urllib.request.Request(self.server.behind + self.path, headers=wanted)
+            with urllib.request.urlopen(request) as answer:
+                self._answer(answer.status, answer.headers, answer.read())
+        except urllib.error.HTTPError as error:
+            self._answer(error.code, error.headers, error.read())
+
+    def _fail(self, times: int) -> None:
+        if times % 2:
+            self._answer(503, {}, b"<Error><Code>SlowDown</Code></Error>")
+            return
+        self.send_response(200)  # and then hang up in the middle
+        self.send_header("Content-Length", "1000")
+        self.end_headers()
+        self.wfile.write(b"x" * 10)
+        self.close_connection = True
+
+    def _answer(self, status: int, headers: Any, body: bytes) -> None:
+        self.send_response(status)
+        for name in ("Content-Range", "ETag", "Last-Modified", "Content-Type"):
+            if headers.get(name):
+                self.send_header(name, headers[name])
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def bad_server(server: str, bucket: Path) -> Iterator[Any]:
+    proxy: Any = ThreadingHTTPServer(("127.0.0.1", 0), _Bad)
+    proxy.behind, proxy.failing, proxy.tries = server, 0, {}
+    threading.Thread(target=proxy.serve_forever, daemon=True).start()
+    proxy.url = f"http://127.0.0.1:{proxy.server_port}"
+    yield proxy
+    proxy.shutdown()
+    proxy.server_close()
+
+
+def check(store: Any) -> None:
+    assert len(store) == len(DOCUMENTS)
+    for number, document in enumerate(DOCUMENTS):
+        np.testing.assert_array_equal(store[number], document)
+
+
+def test_obstore_reads_the_store(server: str, bucket: Path) -> None:
+    store = open_remote_store("s3://bucket/store", options=options(server))
+
+    check(store)
+    check(pickle.loads(pickle.dumps(store)))
+    near = GPTDataset(open_store(bucket), seq_length=1000)
+    far = GPTDataset(store, seq_length=1000)
+    for number in range(0, len(near), 7):
+        np.testing.assert_array_equal(near.window(number), far.window(number))
+
+
+def test_s3fs_reads_the_store(server: str, bucket: Path) -> None:
+    pytest.importorskip("s3fs")
+    from zarr.storage import FsspecStore
+
+    settings = {"key": "test", "secret": "test", "client_kwargs": {"endpoint_url": server}}
+
+    def place() -> Any:
+        return FsspecStore.from_url("s3://bucket/store", storage_options=settings, read_only=True)
+
+    check(open_remote_store(place(), options=RemoteOptions(retries=FAST)))
+
+
+def test_failing_and_broken_answers_are_asked_for_again(bad_server: Any) -> None:
+    bad_server.failing = 2
+
+    check(open_remote_store("s3://bucket/store", options=options(bad_server.url)))
+
+    assert max(bad_server.tries.values()) == 3
+
+
+def test_a_server_that_never_answers_right_is_named(bad_server: Any) -> None:
+    bad_server.failing = 99
+
+    with pytest.raises(RemoteError, match=r"s3://bucket/store/manifest\.json: can't be read"):
+        open_remote_store("s3://bucket/store", options=options(bad_server.url))
+
+
+def test_the_local_cache_needs_no_server_for_tokens(bad_server: Any, tmp_path: Path) -> None:
+    settings = options(bad_server.url, cache=tmp_path / "cache")
+    check(open_remote_store("s3://bucket/store", options=settings))
+    bad_server.tries.clear()
+
+    check(open_remote_store("s3://bucket/store", options=settings))
+
+    assert not [path for path, _ in bad_server.tries if "/c/" in path]
+
+
+def test_a_missing_shard_is_an_error(server: str, bucket: Path) -> None:
+    for file in bucket.rglob("*"):
+        name = file.relative_to(bucket).as_posix()
+        if file.is_file() and name != "tokens/c/0":
+            put(f"{server}/bucket/broken/{name}", file.read_bytes())
+
+    store = open_remote_store("s3://bucket/broken", options=options(server))
+
+    with pytest.raises(DamagedError, match="tokens/c/0: is missing"):
+        check(store)
+
+
+def test_no_store_is_no_store(server: str, bucket: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="s3://bucket/nothing"):
+        open_remote_store("s3://bucket/nothing", options=options(server))
