@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+from mds_data.commands.inspect_page import page
 from mds_data.commands.output import bar, printable, write
 from mds_data.commands.progress import megabytes
+from mds_data.commands.text import new_file
+from mds_data.errors import DataError
 from mds_data.store.inspection import Inspection, inspect_store
 from mds_data.store.schema import Manifest, manifest_to_json
-from mds_data.tokenizers import TokenizerError, load_tokenizer, spec_of_store_file
+from mds_data.store.token_store import TokenStore, open_store
+from mds_data.tokenizers import load_tokenizer, spec_of_store_file
 
 __all__ = ["inspect"]
 
@@ -21,32 +28,52 @@ Decode = Callable[[list[int]], str]
 
 _LABEL = 12
 _SAMPLE_LINES = 3
+_COLUMN_VALUES = 8
 
 
 def inspect(arguments: argparse.Namespace) -> int:
     """Print what a store holds."""
-    found = inspect_store(arguments.path, top=arguments.top, samples=arguments.samples)
-    decode, remark = decoder(Path(found.path), found.manifest)
+    store = open_store(arguments.path)
+    found = inspect_store(store, top=arguments.top, samples=arguments.samples)
+    decode, remark = decoder(store)
+    if arguments.html is not None:
+        with new_file(arguments.html, overwrite=arguments.overwrite) as file:
+            file.write(page(found, decode, remark).encode("utf-8", "backslashreplace"))
+        sys.stderr.write(f"inspect: look at {arguments.html}\n")
+        return 0
     if arguments.json:
         write([json.dumps(as_json(found, decode), indent=1)])
         return 0
-    lines = [*facts(found, decode, remark), *lengths(found), *top_tokens(found, decode)]
-    write([*lines, *samples(found, decode)])
+    lines = [*facts(found, decode, remark), *lengths(found), *columns(found)]
+    write([*lines, *top_tokens(found, decode), *samples(found, decode)])
     return 0
 
 
-def decoder(root: Path, manifest: Manifest) -> tuple[Decode | None, str]:
+def decoder(store: TokenStore) -> tuple[Decode | None, str]:
     """Return what makes text of ids, if the store keeps its tokenizer, and else a remark."""
-    record = manifest.tokenizer
+    record = store.manifest.tokenizer
     if record is None:
         return None, "none kept; ids are shown instead of text"
     name = f"{record.name}, " if record.name not in {None, record.file} else ""
     about = f"{name}kept as {record.file}, sha256 {record.sha256[:12]}"
     try:
-        spec = spec_of_store_file(root / record.file, kind=record.kind)
-        return load_tokenizer(spec).decode, about
-    except (TokenizerError, OSError) as error:
+        with kept_tokenizer_file(store, record.file) as path:
+            return load_tokenizer(spec_of_store_file(path, kind=record.kind)).decode, about
+    except (DataError, OSError) as error:
         return None, f"{about}; can't be used: {error}"
+
+
+@contextmanager
+def kept_tokenizer_file(store: TokenStore, name: str) -> Iterator[Path]:
+    """The tokenizer's file; a copy of it while in the block, if the store lies elsewhere."""
+    read = getattr(store, "read_file", None)
+    if read is None:
+        yield Path(store.path) / name
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / Path(name).name
+        path.write_bytes(read(name))
+        yield path
 
 
 def as_json(found: Inspection, decode: Decode | None) -> dict[str, object]:
@@ -116,6 +143,21 @@ def lengths(found: Inspection) -> Iterator[str]:
             f"  {each.low:>{width},} - {each.high:<{width},}  {each.documents:>{count},}  "
             f"{bar(each.documents / most, width=30)} {share:6.1%} of the tokens"
         )
+
+
+def columns(found: Inspection) -> Iterator[str]:
+    """Yield what each column holds."""
+    for each in found.columns:
+        yield ""
+        numbers = "" if each.low is None else f", {each.low:g} to {each.high:g}"
+        kind = "hashes" if each.dtype == "uint64" and not each.values else each.dtype
+        yield f"  column {each.name}: {each.distinct:,} different {kind}{numbers}"
+        shown = [] if each.low is not None else each.values[:_COLUMN_VALUES]
+        width = max((len(printable(value.value)) for value in shown), default=0)
+        for value in shown:
+            share = value.tokens / max(found.tokens, 1)
+            text = printable(value.value).ljust(width)
+            yield f"    {text}  {value.documents:,} documents, {share:.1%} of the tokens"
 
 
 def top_tokens(found: Inspection, decode: Decode | None) -> Iterator[str]:

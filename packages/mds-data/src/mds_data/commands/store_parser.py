@@ -39,16 +39,25 @@ def _add_inspect(commands: Commands) -> None:
         f"samples of a store, or of {_PAIR}.",
         examples="examples:\n"
         "  mds-data inspect store\n"
-        "  mds-data inspect store --json | jq .tokens",
+        "  mds-data inspect store --json | jq .tokens\n"
+        "  mds-data inspect store --html store.html",
     )
-    parser.add_argument("path", type=Path, metavar="STORE")
+    parser.add_argument("path", type=_place, metavar="STORE", help="or a URL such as s3://bucket/x")
     parser.add_argument("--json", action="store_true", help="everything as JSON")
+    parser.add_argument(
+        "--html", type=Path, metavar="F", help="write everything as one page for a browser"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace the page if it exists")
     parser.add_argument(
         "--top", type=int, default=20, metavar="N", help="frequent tokens (%(default)s)"
     )
     parser.add_argument(
         "--samples", type=int, default=2, metavar="N", help="documents to show (%(default)s)"
     )
+
+
+def _place(text: str) -> str | Path:
+    return text if "://" in text else Path(text)
 
 
 def _add_verify(commands: Commands) -> None:

@@ -7,10 +7,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mds_data.store.columns import column_labels
 from mds_data.store.records import Manifest
 from mds_data.store.token_store import TokenStore, open_store
 
-__all__ = ["Inspection", "LengthBin", "SampleDocument", "TokenCount", "inspect_store"]
+__all__ = [
+    "ColumnSummary",
+    "ColumnValue",
+    "Inspection",
+    "LengthBin",
+    "SampleDocument",
+    "TokenCount",
+    "inspect_store",
+]
 
 _BLOCK = 2**20
 
@@ -44,6 +53,29 @@ class SampleDocument:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnValue:
+    """A frequent value of a column."""
+
+    value: str
+    documents: int
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnSummary:
+    """What one column holds."""
+
+    name: str
+    dtype: str
+    distinct: int
+    low: float | None
+    """The least number; None for texts and hashes."""
+    high: float | None
+    values: tuple[ColumnValue, ...]
+    """The most frequent ones; none for hashes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Inspection:
     """Counts and samples of a store."""
 
@@ -66,6 +98,7 @@ class Inspection:
     distinct_tokens: int
     top_tokens: tuple[TokenCount, ...]
     samples: tuple[SampleDocument, ...]
+    columns: tuple[ColumnSummary, ...]
 
 
 def inspect_store(
@@ -107,6 +140,31 @@ def inspect_store(
         distinct_tokens=int(np.count_nonzero(counts)),
         top_tokens=_top(counts, counted, top),
         samples=_samples(opened, samples, sample_tokens),
+        columns=tuple(_column(opened, name, top) for name in opened.columns),
+    )
+
+
+def _column(store: TokenStore, name: str, top: int) -> ColumnSummary:
+    values, labels = store.column(name), column_labels(store, name)
+    found, back, counts = np.unique(values, return_inverse=True, return_counts=True)
+    tokens = np.bincount(back, weights=store.doc_length, minlength=len(found))
+    is_code = values.dtype == np.dtype("<u8")
+    finite = values[np.isfinite(values)] if values.dtype.kind == "f" else values
+    order = np.argsort(-counts, kind="stable")[: 0 if is_code and not labels else top]
+    return ColumnSummary(
+        name=name,
+        dtype=str(values.dtype),
+        distinct=len(found),
+        low=None if is_code or not len(finite) else float(finite.min()),
+        high=None if is_code or not len(finite) else float(finite.max()),
+        values=tuple(
+            ColumnValue(
+                value=labels.get(int(found[each]), "(none)") if is_code else f"{found[each]:g}",
+                documents=int(counts[each]),
+                tokens=int(tokens[each]),
+            )
+            for each in order.tolist()
+        ),
     )
 
 
