@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from mds_data import GPTDataset, ResumableSampler, open_store, write_store
-from mds_data.datasets.megatron_order import MegatronOrder
+from mds_data.datasets.megatron_order import MegatronOrder, border_places, row_ends
 
 SEQ_LENGTH = 2048
 VOCAB_SIZE = 50257
@@ -330,9 +330,9 @@ def compare_index(documents: int, *, epochs: int, rounds: int) -> None:
     samples = (epochs * tokens - 1) // SEQ_LENGTH
 
     def ours() -> Any:
-        ends = np.concatenate([[0], np.cumsum(lengths[rows])])
+        ends = row_ends(lengths, rows)
+        places = border_places(ends, samples=samples, seq_length=SEQ_LENGTH)
         borders = np.arange(samples + 1, dtype=np.int64) * SEQ_LENGTH
-        places = np.searchsorted(ends, borders, side="right") - 1
         return np.stack([places, borders - ends[places]], axis=1)
 
     def whole() -> Any:

@@ -4,6 +4,7 @@ A Feistel network permutes the numbers below the next power of two; numbers outs
 on until they fall inside, at most twice on average.
 """
 
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ _ODD = 0x9E3779B97F4A7C15
 _MULTIPLIER = 0xD6E8FEB86659FD93
 _ROUNDS = 6
 _BLOCK = 4096
+_MOST_BLOCKS = 256
+"""Blocks that are kept: 8 MB."""
+_RECENT = 4
 
 
 def mix(*numbers: int) -> int:
@@ -105,8 +109,8 @@ class EpochOrder:
         self._seed = seed
         self._shuffle = shuffle
         self._permutation: tuple[int, Permutation] | None = None
-        self._block: tuple[int, int, list[int]] = (0, 0, [])
-        self._asked = -1
+        self._blocks: dict[int, NDArray[np.int64]] = {}
+        self._recent: deque[int] = deque(maxlen=_RECENT)
 
     def locate(self, number: int) -> tuple[int, int]:
         """Epoch and sample of place ``number`` of the endless order.
@@ -116,19 +120,27 @@ class EpochOrder:
         epoch, place = divmod(number, self.size)
         if not self._shuffle:
             return epoch, place
-        known, first, block = self._block
-        if known == epoch and 0 <= place - first < len(block):
-            return epoch, block[place - first]
+        block = self._blocks.get(epoch * self.size + place // _BLOCK * _BLOCK)
+        if block is None:
+            return epoch, self._visit(epoch, place)
+        return epoch, int(block[place % _BLOCK])
+
+    def _visit(self, epoch: int, place: int) -> int:
+        """The sample at a place whose block is not known.
+
+        Two visits soon after one another compute the block; a lone visit is cheaper alone.
+        """
         permutation = self._permutation_of(epoch)
-        wanted = number // _BLOCK
-        if wanted != self._asked:  # a lone visit is cheaper alone
-            self._asked = wanted
-            return epoch, permutation(place)
         first = place // _BLOCK * _BLOCK
-        places = np.arange(first, min(first + _BLOCK, self.size))
-        block = permutation.many(places).tolist()
-        self._block = (epoch, first, block)
-        return epoch, block[place - first]
+        name = epoch * self.size + first
+        if name not in self._recent:
+            self._recent.append(name)
+            return permutation(place)
+        block = permutation.many(np.arange(first, min(first + _BLOCK, self.size)))
+        if len(self._blocks) >= _MOST_BLOCKS:
+            self._blocks.clear()
+        self._blocks[name] = block
+        return int(block[place - first])
 
     def indices(self, start: int, count: int) -> NDArray[np.int64]:
         """[count] the samples at places ``start`` to ``start + count``."""
