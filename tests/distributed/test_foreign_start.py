@@ -73,7 +73,7 @@ def test_the_next_losses_are_the_originals(
     golden = golden_losses("resume_gpt_tp2pp2dp2_z1_bf16")
     assert len(losses) == 10
     # The original's own layouts differ by 1.4e-4 in bf16; it sums gradients in bf16 besides.
-    assert losses == pytest.approx(golden, abs=2e-3)
+    assert losses == pytest.approx(golden, abs=5e-4)
     assert losses[0] == pytest.approx(golden[0], abs=2e-4)
 
 

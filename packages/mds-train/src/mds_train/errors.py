@@ -10,10 +10,12 @@ __all__ = [
     "ExitCode",
     "Failure",
     "InputError",
+    "LostRankError",
     "MachineError",
     "MdsTrainError",
     "UsageError",
     "describe",
+    "is_lost_rank",
 ]
 
 
@@ -29,6 +31,10 @@ class ExitCode(IntEnum):
 
 class MdsTrainError(Exception):
     """Base of the errors below; its text is one message for a person: what, why, remedy."""
+
+
+class LostRankError(MdsTrainError, RuntimeError):
+    """Another rank is gone or stuck; the text names it."""
 
 
 class UsageError(MdsTrainError, ValueError):
@@ -74,7 +80,7 @@ def describe(error: BaseException) -> Failure:
         # mds_ckpt's errors know their own.
         code = ExitCode(getattr(error, "exit_code"))  # noqa: B009
         return Failure(code=code, sentence=str(error), expected=True)
-    if isinstance(error, MachineError):
+    if isinstance(error, (MachineError, LostRankError)):
         return Failure(code=ExitCode.ENVIRONMENT, sentence=str(error), expected=True)
     if isinstance(error, KeyboardInterrupt):
         sentence = "Interrupted. `mds-train resume RUN_DIR` goes on from the newest checkpoint."
@@ -130,6 +136,11 @@ def _os_sentence(error: OSError, *, where: str) -> str:
     if _is_distributed(str(error)):
         return _lost_rank(error)
     return f"{where}{error.strerror or error}."
+
+
+def is_lost_rank(error: BaseException) -> bool:
+    """Whether an error of torch says that another rank is gone or stuck."""
+    return _is_distributed(str(error))
 
 
 def _is_distributed(text: str) -> bool:

@@ -69,6 +69,8 @@ class StepReport:
     """Steps so far whose gradients were not finite."""
     skipped: bool
     """This step was one of them."""
+    phases: dict[str, float] = field(default_factory=dict)
+    """Seconds of each part of the step on this rank; exact on accelerators with watch.timers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

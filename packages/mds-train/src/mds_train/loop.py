@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
+import functools
 import logging
+import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from mds_train.assembly import Parts, assemble, choose_device
@@ -25,12 +29,17 @@ from mds_train.events import (
     ValidationReport,
     Watcher,
 )
+from mds_train.exchange import gather_from_all
 from mds_train.interruption import Agreement, Interruption, Limits
 from mds_train.launch import assume_local_rank, distributed, read_environment
+from mds_train.ranks.whereabouts import Whereabouts
 from mds_train.resume import Origin, start_state
 from mds_train.saving.saver import Saver
 from mds_train.saving.spikes import SpikeDetector
 from mds_train.step import StepOutcome, train_step
+from mds_train.watch.profiling import Profiling
+from mds_train.watch.stragglers import straggler_sentence, straggler_table
+from mds_train.watch.timing import PhaseTimer
 
 __all__ = ["TrainResult", "TrainingDivergedError", "train"]
 
@@ -77,10 +86,15 @@ def train(
     _connect(config)
     device = choose_device(config.train.device)
     with contextlib.ExitStack() as stack:
+        where = Whereabouts(
+            Path(config.train.run_dir), rank=dist.get_rank(), world_size=dist.get_world_size()
+        )
+        stack.enter_context(where)
+        stack.enter_context(where.explaining())
         interruption = stack.enter_context(Interruption(device=device, limits=_limits(config)))
         parts = assemble(config)
         stack.callback(parts.close)
-        run = _Run(parts, start_state(parts, resume=resume), watchers=watchers)
+        run = _Run(parts, start_state(parts, resume=resume), watchers=watchers, where=where)
         stack.callback(run.close)
         return run.until_done(interruption)
 
@@ -123,11 +137,26 @@ def _disconnect(connection: contextlib.ExitStack) -> None:
         connection.close()
 
 
+def _settling(device: torch.device, *, exact: bool) -> Callable[[], None]:
+    """What waits for an accelerator before the clock is read."""
+    if not exact or device.type != "cuda":
+        return lambda: None
+    return functools.partial(torch.cuda.synchronize, device)
+
+
 class _Run:
     """The loop and what it carries from step to step."""
 
-    def __init__(self, parts: Parts, origin: Origin, *, watchers: Sequence[Watcher]) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        origin: Origin,
+        *,
+        watchers: Sequence[Watcher],
+        where: Whereabouts,
+    ) -> None:
         self._parts = parts
+        self._where = where
         self._config = parts.config
         self._origin = origin
         self._watchers = watchers
@@ -140,6 +169,13 @@ class _Run:
         self._spikes = SpikeDetector(self._config.checkpoint.save_at_loss_spike)
         self._batch_sizes = BatchSizes.from_config(self._config.train)
         self._lengths = SequenceLengths.from_config(self._config.data)
+        watch = self._config.watch
+        self._timer = PhaseTimer(settle=_settling(parts.device, exact=watch.timers))
+        self._phases: dict[str, float] = {}
+        self._phase_steps = 0
+        self._profiling = Profiling(
+            watch, folder=parts.run_dir / "profile", rank=parts.groups.rank, device=parts.device
+        )
         self._began = time.perf_counter()
 
     def until_done(self, interruption: Interruption) -> TrainResult:
@@ -152,18 +188,24 @@ class _Run:
             self._saver.save(self._state)
         reason = None
         while reason is None and self._state.iteration < self._config.train.last_step:
-            before, outcome = self._state, self._step()
+            with self._profiling.around(self._state.iteration + 1):
+                before, outcome = self._state, self._step()
             self._give_up_if_diverged(outcome, first=before.consumed_samples)
+            self._compare_ranks()
+            self._mark("agreement")
             agreement = interruption.agreed(working=self._saver.is_working)
             reason = self._reason_to_end(agreement)
             if agreement.work_is_done:
+                self._mark("save")
                 self._saver.advance()
             if self._due(self._config.watch.eval_interval, at_end=agreement.end is None):
                 self._validate()
             why = self._reason_to_save(agreement, loss=outcome.loss)
             if why is not None:
+                self._mark("save")
                 self._saver.save(self._state, why=why)
                 interruption.note_save()
+        self._mark("save")
         if reason is not None or self._config.checkpoint.save_final:
             self._saver.save(self._state, why=reason or "")
         self._saver.finish()
@@ -171,8 +213,34 @@ class _Run:
         return self._finish(reason or ("done" if done else "exit-step"))
 
     def close(self) -> None:
-        """Let go of the threads that save."""
+        """Write what was profiled, let go of the threads that save."""
+        self._profiling.close()
         self._saver.close()
+
+    def _mark_in_step(self, doing: str, *, step: int) -> None:
+        self._where.at(doing, step=step)
+        self._timer.at(doing)
+
+    def _add_phases(self, phases: Mapping[str, float]) -> None:
+        for name, seconds in phases.items():
+            self._phases[name] = self._phases.get(name, 0.0) + seconds
+        self._phase_steps += 1
+
+    def _compare_ranks(self) -> None:
+        """Name the slowest rank, from time to time."""
+        if not self._due(self._config.watch.straggler_interval, at_end=False):
+            return
+        steps, own = self._phase_steps, self._phases
+        self._phases, self._phase_steps = {}, 0
+        if self._parts.groups.layout.world_size == 1 or not steps:
+            return
+        found = gather_from_all((socket.gethostname(), {k: v / steps for k, v in own.items()}))
+        rows = straggler_table([parts for _, parts in found], hosts=[host for host, _ in found])
+        table = [dataclasses.asdict(row) for row in rows]
+        self._event("stragglers", straggler_sentence(rows, steps=steps), ranks=table)
+
+    def _mark(self, doing: str) -> None:
+        self._where.at(doing, step=self._state.iteration)
 
     def _reason_to_end(self, agreement: Agreement) -> str | None:
         if agreement.end is not None:
@@ -196,6 +264,8 @@ class _Run:
 
     def _step(self) -> StepOutcome:
         began, state = time.perf_counter(), self._state
+        mark = functools.partial(self._mark_in_step, step=state.iteration + 1)
+        mark("reading of data")
         samples = self._batch_sizes.at(state.consumed_samples)
         length = self._lengths.at(state.iteration + 1)
         batch = [
@@ -211,7 +281,10 @@ class _Run:
             groups=self._parts.groups,
             lr=lr,
             weight_decay=weight_decay,
+            mark=mark,
         )
+        phases = self._timer.taken()
+        self._add_phases(phases)
         tokens = samples * length
         applied = outcome.update.applied
         self._state = state.after_step(samples=samples, tokens=tokens, applied=applied)
@@ -233,6 +306,7 @@ class _Run:
             applied_updates=self._state.applied_updates,
             skipped_steps=self._state.skipped_steps,
             skipped=not applied,
+            phases=phases,
         )
         for watcher in self._watchers:
             watcher.on_step(report)
@@ -262,6 +336,7 @@ class _Run:
     def _validate(self) -> None:
         if self._parts.validation is None:
             return
+        self._mark("validation")
         began = time.perf_counter()
         found = evaluate(
             self._parts.engine,

@@ -225,11 +225,9 @@ def _check_continuation(parts: Parts, checkpoint: Checkpoint, *, own: bool) -> t
         )
     _check_schedule(parts, checkpoint)
     if not training.get("data"):
-        return (
-            f"It does not say what it was trained on: the run goes on at sample "
-            f"{checkpoint.counters['consumed_samples']} of its own data, and its own schedule "
-            f"holds.",
-        )
+        place = checkpoint.counters["consumed_samples"]
+        note = "the run goes on at this sample of its own data, by its own schedule"
+        return (f"It does not say what it was trained on: {note} ({place}).",)
     differences = _data_differences(parts, training.get("data") or {})
     if differences and own:
         raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +33,7 @@ def train_step(
     groups: ProcessGroups,
     lr: float,
     weight_decay: float,
+    mark: Callable[[str], None] = lambda _: None,
 ) -> StepOutcome:
     """Take one optimizer step on a global batch.
 
@@ -45,13 +46,17 @@ def train_step(
         groups: This rank's process groups.
         lr: Learning rate of this update.
         weight_decay: Weight decay of this update.
+        mark: Is told what comes next.
     """
     counted = torch.stack([micro.loss_mask.double().sum() for micro in batch]).sum()
     counted = sum_over(counted, group=groups.dp)
     # The engine averages over the ranks of dp and ulysses, which this takes back.
+    mark("forward and backward")
     replicas = groups.dp_size * groups.ulysses_size
     total = engine.accumulate(batch, weight=replicas / counted.clamp(min=1.0).item())
+    mark("update")
     update = engine.step(lr=lr, weight_decay=weight_decay)
+    mark("sum of the loss")
     loss = sum_over(total, group=groups.dp) / counted.clamp(min=1.0)
     return StepOutcome(loss=loss.item(), update=update)
 

@@ -88,6 +88,30 @@ def _blend(prefix: str) -> Callable[[Sequence[str]], Mapping[str, Any]]:
     return read
 
 
+def _numbers(key: str) -> Callable[[Sequence[str]], Mapping[str, Any]]:
+    """Read ``2,3`` or ``2 3``."""
+
+    def read(values: Sequence[str]) -> Mapping[str, Any]:
+        try:
+            return {key: tuple(int(part) for value in values for part in value.split(",") if part)}
+        except ValueError as error:
+            raise ValueError("takes whole numbers") from error
+
+    return read
+
+
+def _timing(values: Sequence[str]) -> Mapping[str, Any]:
+    if len(values) != 1 or values[0] not in ("0", "1", "2"):
+        raise ValueError("takes 0, 1 or 2")
+    return {"watch.timers": values[0] != "0"}
+
+
+def _wandb(values: Sequence[str]) -> Mapping[str, Any]:
+    if not values:
+        raise ValueError("takes the name of a project")
+    return {"watch.project": " ".join(values), "watch.trackers": ("wandb",)}
+
+
 def _weights_and_paths(values: Sequence[str]) -> tuple[tuple[float, ...], tuple[str, ...]]:
     if not values:
         raise ValueError("takes a path, or weights and paths in turn")
@@ -545,15 +569,26 @@ _WATCH: tuple[OldFlag, ...] = (
         ),
         reason="metrics.jsonl and RUN_DIR/tensorboard hold what is measured",
     ),
+    Many(names=("--timing-log-level",), read=_timing),
     Ignored(
-        names=("--timing-log-level", "--timing-log-option"),
+        names=("--timing-log-option",),
         takes_value=True,
-        reason="metrics.jsonl holds the seconds of every step",
+        reason="metrics.jsonl has rank 0's seconds; watch.straggler_interval compares the ranks",
     ),
-    Refused(
-        names=("--wandb-project", "--wandb-exp-name", "--wandb-save-dir"),
-        instead="leave it out: Weights & Biases is not supported yet",
+    Many(names=("--wandb-project",), read=_wandb),
+    Value(names=("--wandb-exp-name",), key="watch.run_name"),
+    Ignored(
+        names=("--wandb-save-dir",),
+        takes_value=True,
+        reason="Weights & Biases keeps its files in RUN_DIR/wandb",
     ),
+    Only(
+        names=("--profile",),
+        allowed=("pt", "pt-full"),
+        instead="--watch.profile-steps A,B profiles steps A to B with torch's profiler",
+    ),
+    Many(names=("--profile-steps",), read=_numbers("watch.profile_steps")),
+    Many(names=("--profile-ranks",), read=_numbers("watch.profile_ranks")),
 )
 
 OLD_FLAGS: tuple[OldFlag, ...] = (

@@ -1,0 +1,1 @@
+"""What ranks know of one another besides the numbers that they exchange."""
