@@ -218,7 +218,9 @@ def _check_continuation(parts: Parts, checkpoint: Checkpoint, *, own: bool) -> t
             f"{checkpoint.path}: it holds no optimizer state to go on with; set "
             f"checkpoint.load_weights_only to take the weights alone."
         )
-    if training["optimizer"].get("step") and "exp_avg" not in checkpoint.states:
+    _check_optimizer(parts, checkpoint)
+    keeps_moments = parts.config.optimizer.name != "sgd"  # whose momentum may be off
+    if training["optimizer"].get("step") and keeps_moments and "exp_avg" not in checkpoint.states:
         raise ValueError(
             f"{checkpoint.path}: it counts {training['optimizer']['step']} updates but holds no "
             f"moments of the optimizer; set checkpoint.load_weights_only to take the weights alone."
@@ -236,6 +238,17 @@ def _check_continuation(parts: Parts, checkpoint: Checkpoint, *, own: bool) -> t
             f"checkpoint.load = {str(checkpoint.path)!r}."
         )
     return tuple(f"The data differ from the checkpoint's: {text}." for text in differences)
+
+
+def _check_optimizer(parts: Parts, checkpoint: Checkpoint) -> None:
+    """Another optimizer has other moments."""
+    saved = str(checkpoint.training["optimizer"].get("name") or "").replace("adamw", "adam")
+    now = parts.config.optimizer.name
+    if saved and saved != now.replace("adamw", "adam"):
+        raise ValueError(
+            f"{checkpoint.path}: it holds the state of {saved}, but optimizer.name is {now}; take "
+            f"that optimizer, or start a new run with checkpoint.load_weights_only."
+        )
 
 
 def _check_schedule(parts: Parts, checkpoint: Checkpoint) -> None:
@@ -279,6 +292,12 @@ def fill(
         kept = masters[fragment.name] if fragment.name in masters else checkpoint.tensor(shard.name)
         _read(kept, shard, fragment.start, into=fragment.master)
         for state, moment in fragment.moments.items():
+            if shard.name not in checkpoint.states.get(state, {}):
+                raise ValueError(
+                    f"{checkpoint.path}: it holds no {state} of {shard.name}, which the optimizer "
+                    f"of this run needs; set the [optimizer] table to that of the checkpoint, or "
+                    f"take its weights alone (checkpoint.load_weights_only)."
+                )
             _read(checkpoint.tensor(shard.name, state), shard, fragment.start, into=moment)
 
 

@@ -56,6 +56,8 @@ SETS = {
     "--bf16": {"train.precision": "bf16"},
     "--fp16": {"train.precision": "fp16"},
     "--optimizer adam": {"optimizer.name": "adamw"},
+    "--optimizer sgd": {"optimizer.name": "sgd"},
+    "--sgd-momentum 0.8": {"optimizer.momentum": 0.8},
     "--lr 1e-4": {"optimizer.lr": 1e-4},
     "--adam-beta1 0.8": {"optimizer.beta1": 0.8},
     "--adam-beta2 0.99": {"optimizer.beta2": 0.99},

@@ -44,7 +44,7 @@ def test_the_core_configuration_is_the_table_without_the_family() -> None:
         (DataConfig, {"store": "s", "seq_length": 4, "split": "a,b"}, "up to three weights"),
         (DataConfig, {"store": "s", "seq_length": 4, "order": "odd"}, "fast, megatron"),
         (OptimizerConfig, {"beta2": 1.0}, r"optimizer.beta2 is 1.0, but it must be in \[0, 1\)"),
-        (OptimizerConfig, {"name": "sgd"}, "must be one of adamw"),
+        (OptimizerConfig, {"name": "adam"}, "must be one of adamw, lion, sgd"),
         (ScheduleConfig, {"kind": "steps"}, "constant, linear, cosine"),
         (ScheduleConfig, {"kind": "wsd"}, "needs schedule.wsd_decay_steps"),
         (ParallelConfig, {"zero_stage": 4}, "must be 0, 1, 2 or 3"),

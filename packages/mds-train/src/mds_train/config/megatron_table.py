@@ -287,11 +287,7 @@ _OPTIMIZER: tuple[OldFlag, ...] = (
         allowed=("1", "1.0"),
         instead="leave it out: all parameters have one learning rate",
     ),
-    Ignored(
-        names=("--sgd-momentum",),
-        takes_value=True,
-        reason="AdamW has no momentum of that kind",
-    ),
+    Value(names=("--sgd-momentum",), key="optimizer.momentum"),
     Ignored(
         names=("--ds-fused-adam",),
         reason="AdamW's fused form is taken wherever torch has one",

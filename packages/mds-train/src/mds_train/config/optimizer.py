@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from mds_train.config.checks import require_choice, require_not_negative, require_positive
 
-__all__ = ["SCHEDULES", "OptimizerConfig", "ScheduleConfig"]
+__all__ = ["OPTIMIZERS", "SCHEDULES", "OptimizerConfig", "ScheduleConfig"]
+
+OPTIMIZERS = ("adamw", "lion", "sgd")
 
 SCHEDULES = ("constant", "linear", "cosine", "inverse-square-root", "wsd")
 DECAY_STYLES = ("linear", "cosine", "exponential", "minus-sqrt")
@@ -14,32 +16,35 @@ DECAY_STYLES = ("linear", "cosine", "exponential", "minus-sqrt")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerConfig:
-    """AdamW. Biases and norms are not decayed."""
+    """What turns gradients into updates. Biases and norms are not decayed."""
 
     name: str = "adamw"
-    """Only "adamw" for now."""
+    """"adamw", "lion" or "sgd"."""
 
     lr: float = 3e-4
     """Highest learning rate, reached at the end of the warm-up."""
 
     beta1: float = 0.9
-    """Decay of the first moment."""
+    """Decay of the first moment; for lion the share of its mean in a step."""
 
     beta2: float = 0.95
-    """Decay of the second moment."""
+    """Decay of the second moment; for lion that of its mean."""
 
     eps: float = 1e-8
-    """Added to the root of the second moment."""
+    """Added to the root of the second moment (adamw)."""
+
+    momentum: float = 0.9
+    """Decay of the sum of gradients that sgd steps along; 0 keeps none."""
 
     weight_decay: float = 0.1
-    """Decoupled weight decay of the matrices."""
+    """Weight decay of the matrices: decoupled, but for sgd a part of the gradient."""
 
     def __post_init__(self) -> None:
-        require_choice("optimizer.name", self.name, choices=("adamw",))
+        require_choice("optimizer.name", self.name, choices=OPTIMIZERS)
         require_positive("optimizer.lr", self.lr)
         require_positive("optimizer.eps", self.eps)
         require_not_negative("optimizer.weight_decay", self.weight_decay)
-        for key in ("beta1", "beta2"):
+        for key in ("beta1", "beta2", "momentum"):
             if not 0 <= getattr(self, key) < 1:
                 raise ValueError(
                     f"optimizer.{key} is {getattr(self, key)}, but it must be in [0, 1)."

@@ -27,7 +27,7 @@ from mds_train.engines.deepspeed_state import (
     whole_gradients,
 )
 from mds_train.engines.interface import Fragment, OptimizerState, Update
-from mds_train.optimizer import build_optimizer, set_hyperparameters
+from mds_train.optimizers.building import build_optimizer, set_hyperparameters
 
 __all__ = ["DeepSpeedEngine", "sum_gradients_in_fp32"]
 
@@ -61,6 +61,8 @@ class DeepSpeedEngine:
         own = dict(model.named_parameters()) if parameters is None else dict(parameters)
         self._names = {id(parameter): name for name, parameter in own.items()}
         self._copies = copies
+        self._updates = 0
+        self._optimizer_name = config.optimizer.name
         for name, parameter in own.items():
             # DeepSpeed reads these marks where it counts a parameter into the gradient norm.
             parameter.tensor_model_parallel = name in split_names  # type: ignore[attr-defined]
@@ -145,6 +147,7 @@ class DeepSpeedEngine:
             return Update(grad_norm=norm, applied=False)
         self._engine.step()
         applied = bool(self._engine.was_step_applied())
+        self._updates += int(applied)
         if norm is None:
             norm = float(self._engine.get_global_grad_norm())
         return Update(grad_norm=norm, applied=applied)
@@ -193,15 +196,19 @@ class DeepSpeedEngine:
 
     def optimizer_state(self) -> OptimizerState:
         """Count of updates and hyperparameters."""
-        steps = {int(state["step"]) for state in self._inner.state.values() if "step" in state}
-        if len(steps) > 1:
-            raise RuntimeError(f"The optimizer counts differ between parameters: {sorted(steps)}.")
-        keys = ("name", "lr", "weight_decay", "betas", "eps")
+        counts = {int(state["step"]) for state in self._inner.state.values() if "step" in state}
+        if counts - {self._updates}:
+            raise RuntimeError(
+                f"The optimizer counts {sorted(counts)} steps after {self._updates} updates. This "
+                f"is a fault of mds-train; please report it."
+            )
+        keys = ("name", "lr", "weight_decay", "betas", "eps", "momentum")
         groups = [
-            {key: group[key] for key in keys} | {"parameters": self._group_names[group["name"]]}
+            {key: group[key] for key in keys if key in group}
+            | {"parameters": self._group_names[group["name"]]}
             for group in self._inner.param_groups
         ]
-        return OptimizerState(name="adamw", step=steps.pop() if steps else 0, groups=groups)
+        return OptimizerState(name=self._optimizer_name, step=self._updates, groups=groups)
 
     @contextmanager
     def restoring(self, *, optimizer_step: int, iterations: int) -> Iterator[Sequence[Fragment]]:
@@ -210,6 +217,7 @@ class DeepSpeedEngine:
         partitioned_weights = hasattr(optimizer, "checkpoint_event_prologue") and self._stage == 3
         if partitioned_weights:
             optimizer.checkpoint_event_prologue()
+        self._updates = optimizer_step
         create_moments(optimizer, self._inner, step=optimizer_step)
         yield self._find_fragments()
         rebuild_weights(optimizer)

@@ -17,7 +17,6 @@ from torch import Tensor
 from mds_train.engines.interface import Fragment
 
 __all__ = [
-    "MOMENTS",
     "create_moments",
     "find_fragments",
     "forget_phantom_step",
@@ -26,7 +25,8 @@ __all__ = [
     "whole_gradients",
 ]
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+_MOMENTS = {"Lion": ("exp_avg",), "SGD": ("momentum_buffer",)}
+_MOMENTS_OF_ADAM = ("exp_avg", "exp_avg_sq")
 
 # Name of the parameter, the parameter, range start, range length, the stepped tensor, offset in it.
 _Place = tuple[str, Any, int, int, Tensor, int]
@@ -56,10 +56,20 @@ def _fragment(place: _Place, inner: Any, *, replicated: bool) -> Fragment:
         weight=_weight(parameter, start, numel),
         master=stepped.detach().view(-1).narrow(0, offset, numel),
         moments={
-            key: state[key].view(-1).narrow(0, offset, numel) for key in MOMENTS if key in state
+            key: state[key].view(-1).narrow(0, offset, numel)
+            for key in _moments(inner)
+            if state.get(key) is not None
         },
         replicated=replicated,
     )
+
+
+def _moments(inner: Any) -> tuple[str, ...]:
+    """Names of the tensors that a torch optimizer keeps beside each parameter."""
+    kind = type(inner).__name__
+    if kind == "SGD" and not any(group["momentum"] for group in inner.param_groups):
+        return ()
+    return _MOMENTS.get(kind, _MOMENTS_OF_ADAM)
 
 
 def _weight(parameter: Any, start: int, numel: int) -> Tensor:
@@ -174,15 +184,17 @@ def whole_gradients(optimizer: Any) -> list[tuple[Any, Tensor]] | None:
 
 @torch.no_grad()
 def create_moments(optimizer: Any, inner: Any, *, step: int) -> None:
-    """Give AdamW the state that it would have created at its first step; none for step 0."""
+    """Give the torch optimizer the state of its first step, zeros; none for step 0."""
     inner.state.clear()
     if step == 0:
         return
     for stepped in stepped_tensors(optimizer):
-        state = {key: torch.zeros_like(stepped).detach() for key in MOMENTS}
+        inner.state[stepped] = {key: torch.zeros_like(stepped).detach() for key in _moments(inner)}
+        if type(inner).__name__ in _MOMENTS:
+            continue
         # The fused form keeps the count on the device of the parameter.
         count = torch.tensor(float(step), dtype=torch.float32, device=stepped.device)
-        inner.state[stepped] = {"step": count, **state}
+        inner.state[stepped]["step"] = count
 
 
 @torch.no_grad()

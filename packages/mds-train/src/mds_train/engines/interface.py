@@ -45,7 +45,7 @@ class Fragment:
     """What the optimizer steps, fp32; in fp32 runs it may share memory with `weight`."""
 
     moments: dict[str, Tensor]
-    """exp_avg and exp_avg_sq, fp32; empty before the first update."""
+    """What the optimizer keeps (adamw: exp_avg, exp_avg_sq), fp32; empty before its first step."""
 
     replicated: bool
     """Every data-parallel rank holds this same fragment."""

@@ -19,7 +19,7 @@ from mds_train.batches import MicroBatch
 from mds_train.config import TrainConfig
 from mds_train.engines.deepspeed import DeepSpeedEngine, sum_gradients_in_fp32
 from mds_train.engines.deepspeed_state import take_gradients
-from mds_train.optimizer import group_names
+from mds_train.optimizers.building import group_names
 
 __all__ = ["PipelineEngine"]
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from mds_core.models import no_weight_decay
 from mds_train.config import OptimizerConfig
+from mds_train.optimizers.lion import Lion
 
 __all__ = [
     "DECAYED",
@@ -60,9 +61,13 @@ def group_names(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, list[str]]:
 def build_optimizer(
     parameters: Iterable[tuple[str, nn.Parameter]], *, config: OptimizerConfig
 ) -> torch.optim.Optimizer:
-    """The optimizer of the [optimizer] table, in torch's fused form."""
+    """The optimizer of the [optimizer] table, in torch's fused form where there is one."""
     groups = parameter_groups(parameters, weight_decay=config.weight_decay)
     betas = (config.beta1, config.beta2)
+    if config.name == "lion":
+        return Lion(groups, lr=config.lr, betas=betas)
+    if config.name == "sgd":
+        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=True)
     return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True)
 
 

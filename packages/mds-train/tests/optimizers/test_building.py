@@ -5,13 +5,14 @@ import torch
 from torch import nn
 
 from mds_train.config import OptimizerConfig
-from mds_train.optimizer import (
+from mds_train.optimizers.building import (
     DECAYED,
     UNDECAYED,
     build_optimizer,
     parameter_groups,
     set_hyperparameters,
 )
+from mds_train.optimizers.lion import Lion
 
 
 def parameters() -> list[tuple[str, nn.Parameter]]:
@@ -58,3 +59,22 @@ def test_adam_is_the_published_one_and_goes_on_with_its_count_of_steps() -> None
         values.append(parameter.item())
 
     assert values == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "values"),
+    [
+        (OptimizerConfig(), torch.optim.AdamW, {"betas": (0.9, 0.95), "eps": 1e-8}),
+        (OptimizerConfig(name="lion", beta2=0.99), Lion, {"betas": (0.9, 0.99)}),
+        (OptimizerConfig(name="sgd", momentum=0.8), torch.optim.SGD, {"momentum": 0.8}),
+    ],
+)
+def test_the_optimizer_is_the_one_that_is_named(
+    config: OptimizerConfig, kind: type, values: dict[str, object]
+) -> None:
+    optimizer = build_optimizer(parameters(), config=config)
+
+    assert type(optimizer) is kind
+    for group in optimizer.param_groups:
+        assert {key: group[key] for key in values} == values
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]

@@ -1,0 +1,1 @@
+"""Optimizers: what turns gradients into steps, one torch optimizer each."""
