@@ -85,11 +85,13 @@ def _maker(name: str, shape: tuple[int, ...], state: str) -> Any:
     return make
 
 
-def write(folder: Path, megabytes: int, *, tp: int, pp: int, dp: int) -> None:
+def write(
+    folder: Path, megabytes: int, *, tp: int, pp: int, dp: int, pipeline: bool = True
+) -> None:
     """Write the checkpoint; ``folder`` must not exist."""
     folder.mkdir(parents=True)
     checkpoint = synthetic(model(megabytes), folder=folder)
-    layout = TargetLayout(tp_size=tp, pp_size=pp, dp_size=dp)
+    layout = TargetLayout(tp_size=tp, pp_size=pp, dp_size=dp, is_pipeline=pipeline)
     plan(checkpoint, Options(), layout=layout).write(folder, REAL)
 
 
