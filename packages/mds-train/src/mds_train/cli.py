@@ -95,6 +95,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         "run": _run_parser,
         "resume": _resume_parser,
         "generate": _generate_parser,
+        "recipes": _recipes_parser,
         "launch": _launch_parser,
         "report": _report_parser,
         "doctor": _doctor_parser,
@@ -173,6 +174,23 @@ def _generate_parser(commands: _Commands[argparse.ArgumentParser]) -> argparse.A
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--json", action="store_true", help="one JSON object a prompt")
     parser.set_defaults(command=_generate)
+    return parser
+
+
+def _recipes_parser(commands: _Commands[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    from mds_train.recipes.command import EXAMPLES, add_arguments
+
+    text = "Ready configurations: GPT-3 125M to 175B and 1T, Llama 2 and 3, experts."
+    parser = commands.add_parser(
+        "recipes",
+        help=text,
+        description=text,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_arguments(parser)
+    parser.set_defaults(command=_recipes)
     return parser
 
 
@@ -325,6 +343,16 @@ def _generate(
         line = json.dumps({"prompt": prompt, "text": text, "tokens": answer}, ensure_ascii=False)
         sys.stdout.write((line if options.json else prompt + text) + "\n")
     return ExitCode.DONE
+
+
+def _recipes(
+    options: argparse.Namespace, rest: list[str], environment: Environment, console: Console
+) -> int:
+    del environment, console
+    _no_more(rest)
+    from mds_train.recipes.command import run_recipes
+
+    return run_recipes(options, _console(0))
 
 
 def _launch(
