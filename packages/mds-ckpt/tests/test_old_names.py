@@ -106,7 +106,7 @@ def test_fp32_of_narrow_weights_are_the_masters(tmp_path: Path, capsys: Any) -> 
     code, out, _ = run(capsys, "convert", folder, tmp_path / "a", "--to", "hf", "--dtype", "fp32")
 
     assert code == 0
-    assert "fp32 weights are the optimizer's masters" in out
+    assert "the fp32 masters are written in their place" in out
     found = open_checkpoint(tmp_path / "a")
     assert all(np.array_equal(found.tensors[name].numpy(), arrays[name]) for name in arrays)
 

@@ -38,6 +38,8 @@ from mds_ckpt.spelling import did_you_mean
 from mds_ckpt.tensors.dtype import FLOATS
 from mds_ckpt.tensors.qkv import Layout
 
+_WHOLE = frozenset({"hf", "mds"})
+"""Formats of whole tensors; the others look for masters themselves, as they write them, too."""
 SPARE_BYTES = 16 << 20
 """Room that a conversion leaves on the disk."""
 
@@ -183,7 +185,10 @@ def _carried_out(
     make_plan = _planner(to)
     checkpoint = open_checkpoint(source, format=source_format, options=read_options)
     checkpoint = without_progress(checkpoint, RESETTABLE if options.is_release else reset)
-    checkpoint = _with_masters(checkpoint, options)
+    dropped: Counter[str] = Counter()
+    if to in _WHOLE and (widened := _with_masters(checkpoint, options)) is not checkpoint:
+        dropped["weight: the fp32 masters are written in their place"] = len(checkpoint.tensors)
+        checkpoint = widened
     check_apart(target, (source, checkpoint.path))
     if not dry_run:
         remove_remains(target, keep=checkpoint.path, operations=operations)
@@ -202,7 +207,8 @@ def _carried_out(
         target_format=to,
         num_read=len(plan.used),
         num_written=plan.num_targets,
-        dropped=Counter(f"{state}: {reason}" for (state, _), reason in plan.dropped.items()),
+        dropped=dropped
+        + Counter(f"{state}: {reason}" for (state, _), reason in plan.dropped.items()),
         nbytes=plan.nbytes,
         losses=losses,
         notes=notes,
@@ -220,12 +226,7 @@ def _with_masters(checkpoint: Checkpoint, options: Options) -> Checkpoint:
     if options.dtype != "F32" or not is_narrow or masters.keys() != weights.keys():
         return checkpoint
     states = {state: found for state, found in checkpoint.states.items() if state != "master"}
-    note = (
-        "fp32 weights are the optimizer's masters; the stored ones, their roundings, are left out"
-    )
-    return replace(
-        checkpoint, states={**states, "weight": masters}, notes=(*checkpoint.notes, note)
-    )
+    return replace(checkpoint, states={**states, "weight": masters})
 
 
 def _words_left_out(checkpoint: Checkpoint, vocab_size: int | None) -> Sequence[str]:
