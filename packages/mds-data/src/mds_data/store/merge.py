@@ -22,7 +22,7 @@ from mds_data.store.schema import (
     TokenizerRecord,
 )
 from mds_data.store.split import split_ranges
-from mds_data.store.token_store import store_parts
+from mds_data.store.token_store import open_store, store_parts
 
 __all__ = ["common_vocabulary", "merge_stores"]
 
@@ -51,6 +51,9 @@ def merge_stores(
         raise ValueError("a merge needs at least one source")
     root = Path(target)
     check_free_name(root)
+    for path in paths:
+        with open_store(path) as source:  # what is wrong with a source should be said of it
+            _ = source.doc_length
     vocab_size = common_vocabulary(paths)
     ranges = split_ranges(split)
     root.parent.mkdir(parents=True, exist_ok=True)

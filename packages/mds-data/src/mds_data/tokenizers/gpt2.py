@@ -9,6 +9,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from mds_data.tokenizers.json_file import JsonTokenizer
+from mds_data.tokenizers.limits import check_ids, is_panic
 from mds_data.tokenizers.protocol import TokenizerError, read_model_file
 
 __all__ = ["load_gpt2_tokenizer"]
@@ -52,7 +53,9 @@ def _model(vocab: Path, *, merges: Path) -> models.BPE:
         return models.BPE(vocab=_read_vocabulary(vocab), merges=_read_merges(merges))
     except TokenizerError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         raise TokenizerError(f"{vocab} and {merges} don't make a BPE model: {error}") from error
 
 
@@ -67,6 +70,7 @@ def _read_vocabulary(path: Path) -> dict[str, int]:
         raise TokenizerError(
             f"{path} is not a GPT-2 vocabulary: it must map each token to a number."
         )
+    check_ids(vocabulary.values(), count=len(vocabulary), path=path)
     return vocabulary
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import tokenizers
 
+from mds_data.tokenizers.limits import check_json_tokenizer, is_panic
 from mds_data.tokenizers.protocol import ModelFile, TokenizerError, read_model_file
 from mds_data.tokenizers.word_cache import word_cache_for
 
@@ -65,7 +66,9 @@ class JsonTokenizer:
                 return self._words.encode_batch(texts)
             # The fast variant leaves out offsets, which nobody asks for here.
             encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
-        except Exception as error:
+        except BaseException as error:
+            if not isinstance(error, Exception) and not is_panic(error):
+                raise
             raise ValueError(f"the tokenizer refused a text: {error}") from error
         return [encoding.ids for encoding in encodings]
 
@@ -105,6 +108,7 @@ def load_json_tokenizer(
         path = path / "tokenizer.json"
     content = read_model_file(path)
     description = _parse(content, path=path)
+    check_json_tokenizer(description, path=path)
     model = description.get("model")
     if isinstance(model, dict) and model.get("dropout"):
         # BPE dropout would give other ids at every run.
@@ -124,7 +128,9 @@ def build_backend(text: str, *, path: Path) -> tokenizers.Tokenizer:
     """Make the library's tokenizer from JSON text; ``path`` is for the message."""
     try:
         return tokenizers.Tokenizer.from_str(text)
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         raise TokenizerError(
             f"{path} is not a tokenizer of the tokenizers library: {error}"
         ) from error
