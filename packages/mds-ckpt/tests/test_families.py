@@ -159,6 +159,17 @@ def test_places_for_tokens_are_named_as_a_difference(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["num_local_experts"] == 3
 
 
+def test_megatron_deepspeeds_experts_become_mixtrals(tmp_path: Path) -> None:
+    record = samples.model("mixtral", num_experts=4, head_dim=None)
+    source = samples.save(tmp_path / "ckpt", record, samples.arrays(record))
+
+    convert(source, tmp_path / "ranks", to="deepspeed", tp=2, dp=2, ep=2, pipeline=False)
+    convert(tmp_path / "ranks", tmp_path / "hf", to="hf", vocab_size=37)
+
+    assert open_checkpoint(tmp_path / "ranks").format == "deepspeed"
+    assert same_tensors(tmp_path / "hf", record)
+
+
 def test_megatrons_t5_is_refused_with_the_reason() -> None:
     record = replace(samples.model("gpt2"), family="t5")
 

@@ -21,6 +21,7 @@ from mds_ckpt.families import choose
 from mds_ckpt.families.change import Fused, Grouped, Paired, Stacked, Thirds, Transposed
 from mds_ckpt.files.file_operations import REAL
 from mds_ckpt.manifest import ModelRecord
+from mds_ckpt.pickles.torch_writer import ordered, save_torch_file
 from mds_ckpt.plan import Options
 from mds_ckpt.writers.huggingface import plan
 
@@ -152,6 +153,52 @@ def test_shards_and_their_index_hold_every_tensor_once(tmp_path: Path) -> None:
     opened = open_checkpoint(folder)
     for name, tensor in source.tensors.items():
         assert np.array_equal(opened.tensors[name].numpy(), tensor.numpy())
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_legacy_torch_files_are_read_whole_or_in_shards(tmp_path: Path, count: int) -> None:
+    folder = export(tmp_path, "llama")
+    tensors = load_file(folder / "model.safetensors")
+    names = sorted(tensors)
+    files = {f"pytorch_model-{i + 1:05d}-of-{count:05d}.bin": names[i::count] for i in range(count)}
+    if count == 1:
+        files = {"pytorch_model.bin": names}
+    else:
+        index = {"weight_map": {name: file for file, held in files.items() for name in held}}
+        (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    for file, held in files.items():
+        save_torch_file(folder / file, ordered({name: tensors[name] for name in held}))
+    (folder / "model.safetensors").unlink()
+
+    report = convert(folder, tmp_path / "again", to="hf")
+
+    assert report.source_format == "hf"
+    found = load_file(tmp_path / "again" / "model.safetensors")
+    assert found.keys() == tensors.keys()
+    assert all(np.array_equal(found[name], tensors[name]) for name in names)
+    if count > 1:
+        (folder / "pytorch_model-00002-of-00003.bin").unlink()
+        with pytest.raises(RejectedError, match="no such file"):
+            open_checkpoint(folder)
+
+
+def test_settings_of_the_source_come_back_byte_for_byte(tmp_path: Path) -> None:
+    folder = export(tmp_path, "llama")
+    texts = {
+        "generation_config.json": b'{"temperature": 0.6, "top_p": 0.9}',
+        "tokenizer_config.json": b'{"model_max_length": 7}',
+        "special_tokens_map.json": b"{}",
+        "vocab.txt": b"[PAD]\n[UNK]\n",
+        "chat_template.jinja": b"{{ messages }}",
+    }
+    for name, text in texts.items():
+        (folder / name).write_bytes(text)
+
+    convert(folder, tmp_path / "mds", to="mds")
+    convert(tmp_path / "mds", tmp_path / "again", to="hf")
+
+    for name, text in texts.items():
+        assert (tmp_path / "again" / name).read_bytes() == text, name
 
 
 def test_tokenizer_and_generation_settings_travel_along(tmp_path: Path) -> None:
