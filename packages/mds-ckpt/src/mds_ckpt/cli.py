@@ -171,7 +171,8 @@ def _add_convert(commands: argparse._SubParsersAction[Parser], common: Parser) -
     parser = _add_command(commands, common, "convert", text, _convert)
     parser.add_argument("source", metavar="SRC")
     parser.add_argument("target", metavar="DST", help="the folder that is to appear")
-    parser.add_argument("--to", required=True, metavar="FORMAT", help="mds, hf, megatron")
+    text = "mds, hf, deepspeed, universal, megatron or mcore"
+    parser.add_argument("--to", required=True, metavar="FORMAT", help=text)
     _add_from(parser)
     parser.add_argument("--dtype", type=_dtype, metavar="D", help="fp32, bf16 or fp16")
     parser.add_argument("--vocab-size", type=int, metavar="V", help="the true vocabulary")

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterable
 from typing import Protocol
 
-__all__ = ["ZipWriter"]
+__all__ = ["Output", "ZipWriter"]
 
 _ALIGNMENT = 64
 

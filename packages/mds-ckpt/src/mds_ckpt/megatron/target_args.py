@@ -13,7 +13,14 @@ from mds_ckpt.megatron.target_layout import TargetLayout
 from mds_ckpt.pickles.records import EnumRecord, Global, Namespace, TorchDtype
 from mds_ckpt.tensors.qkv import Layout
 
-__all__ = ["Progress", "check_expressible", "qkv_layout_of", "source_args", "stored_args"]
+__all__ = [
+    "Progress",
+    "check_expressible",
+    "plain_args",
+    "qkv_layout_of",
+    "source_args",
+    "stored_args",
+]
 
 _THIRDS_MARKER = "ds_sequence_parallel_fpdt"
 _TORCH_NAMES: Mapping[str, str] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
@@ -49,7 +56,7 @@ def check_expressible(checkpoint: Checkpoint, experts: Mapping[str, int]) -> Non
         not in (None, config.get("add_bias", True)),
         f"its activation is {config.get('activation')}": config.get("activation", "gelu")
         not in ("gelu", "gelu_tanh", "relu2", "swiglu"),
-        "its rotary frequencies are scaled": bool(config.get("rope_scaling")),
+        "its rotary frequencies are scaled": config.get("rope_scaling_type") is not None,
         "its layers add attention and MLP side by side": bool(config.get("parallel_residual")),
         "it has ALiBi": config.get("position_embedding") == "alibi",
         "it normalises the token vectors": bool(config.get("embedding_norm")),
@@ -145,7 +152,7 @@ def stored_args(
     experts: Mapping[str, int],
 ) -> Namespace:
     """The argument namespace: the source's own where it has one, with what changes put right."""
-    args = {key: value for key, value in source_args(checkpoint).items() if _is_plain(value)}
+    args = plain_args(source_args(checkpoint))
     model = _model_args(checkpoint)
     if args.get("bias_gelu_fusion") is True and model["openai_gelu"]:
         # The fused kernel is the tanh form; what computed it before computes it again.
@@ -185,6 +192,11 @@ def _chunk_layers(checkpoint: Checkpoint, layout: TargetLayout) -> int | None:
     """Layers of each model chunk, where stages have several."""
     count: int = checkpoint.config["num_layers"]
     return count // (layout.pp_size * layout.vp_size) if layout.vp_size > 1 else None
+
+
+def plain_args(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Stored arguments that are values, without those whose objects were not kept."""
+    return {key: value for key, value in args.items() if _is_plain(value)}
 
 
 def _is_plain(value: Any) -> bool:

@@ -17,11 +17,19 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 
 from mds_ckpt.files.file_operations import REAL, FileOperations
-from mds_ckpt.files.zip_writer import ZipWriter
+from mds_ckpt.files.zip_writer import Output, ZipWriter
 from mds_ckpt.pickles.records import EnumRecord, Global, Namespace, NumpyArray, Opaque, TorchDtype
 from mds_ckpt.tensors.dtype import dtype_name
 
-__all__ = ["ArrayLike", "StreamedArray", "ordered", "save_torch_file", "size"]
+__all__ = [
+    "ArrayLike",
+    "StreamedArray",
+    "ordered",
+    "pickled",
+    "save_torch_file",
+    "size",
+    "write_torch",
+]
 
 _STORAGES: Mapping[str, str] = MappingProxyType(
     {
@@ -98,19 +106,38 @@ def save_torch_file(
         operations: The disk.
         sync: Force the file to the disk; otherwise the caller does.
     """
-    pickler = _Pickler()
-    pickler.write(value)
-    data = b"\x80\x02" + b"".join(pickler.parts) + b"."
     with operations.create(path) as stream:
-        writer = ZipWriter(_Disk(stream, operations), root=path.stem or "archive")
-        writer.add("data.pkl", [data])
-        writer.add("byteorder", [b"little"])
-        for key, array in enumerate(pickler.arrays):
-            writer.add(f"data/{key}", _blocks(array))
-        writer.add("version", [b"3\n"])
-        writer.close()
+        write_torch(_Disk(stream, operations), value, root=path.stem or "archive")
         if sync:
             operations.sync(stream)
+
+
+def write_torch(output: Output, value: Any, *, root: str = "archive") -> None:
+    """Write what ``torch.save`` would, at the place where ``output`` is; offsets count from there.
+
+    Args:
+        output: Where the bytes go, in order.
+        value: As in ``save_torch_file``.
+        root: Name of the archive's folder.
+    """
+    pickler = _Pickler()
+    pickler.write(value)
+    writer = ZipWriter(output, root=root)
+    writer.add("data.pkl", [b"\x80\x02" + b"".join(pickler.parts) + b"."])
+    writer.add("byteorder", [b"little"])
+    for key, array in enumerate(pickler.arrays):
+        writer.add(f"data/{key}", _blocks(array))
+    writer.add("version", [b"3\n"])
+    writer.close()
+
+
+def pickled(value: Any) -> bytes:
+    """A pickle of ``value``, which must hold no tensors, by itself."""
+    pickler = _Pickler()
+    pickler.write(value)
+    if pickler.arrays:
+        raise TypeError("a lone pickle holds no tensors")
+    return b"\x80\x02" + b"".join(pickler.parts) + b"."
 
 
 class _Disk:

@@ -8,12 +8,14 @@ finds the configuration, ``reader`` puts them together.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.checks import Problem
 from mds_ckpt.errors import RejectedError, UnsupportedError
 from mds_ckpt.formats import Format
+from mds_ckpt.plan import Options, Plan, refuse_layout
 from mds_ckpt.read_options import ReadOptions
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -138,11 +140,20 @@ def _damaged_records(folder: Path) -> Iterator[Problem]:
             yield Problem(file=place.path.name, tensor=name, reason=error.reason)
 
 
+def plan_torch_dist(checkpoint: Checkpoint, options: Options) -> Plan:
+    """How to write a checkpoint's weights; it has no layout."""
+    from mds_ckpt.writers.torch_dist import plan
+
+    refuse_layout(replace(options, divisible_by=None), "torch_dist")
+    return plan(checkpoint, options)
+
+
 FORMAT = Format(
     name="torch_dist",
     title="Megatron-core distributed checkpoint",
     detect=detect,
     open=open_torch_dist,
+    plan=plan_torch_dist,
     check=check,
     answers=(
         "num_attention_heads",

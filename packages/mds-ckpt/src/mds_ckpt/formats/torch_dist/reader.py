@@ -77,6 +77,7 @@ class _Reader:
         self._common = _common_state(folder, self._metadata)
         self._args = args_of(self._common) or {}
         self._sources = Sources()
+        self._words = self._options.vocab_size or self._stored_words()
         self._notes: list[str] = []
         self._is_foreign = False
 
@@ -100,6 +101,14 @@ class _Reader:
             origin={"megatron": {"args": plain(self._args)}} if self._args else {},
             notes=tuple(self._notes),
         )
+
+    def _stored_words(self) -> int | None:
+        """The true vocabulary, where the arguments say it of the rows that there are."""
+        words, rows = self._args.get("vocab_size"), self._args.get("padded_vocab_size")
+        table = self._metadata.tensors.get("embedding.word_embeddings.weight")
+        if table is None or type(words) is not int or table.shape[:1] != (rows,):
+            return None
+        return words if 1 <= words <= table.shape[0] else None
 
     def _states(self) -> dict[str, dict[str, LazyTensor]]:
         """Tensors by state and canonical name; if one is foreign, all by their stored names."""
@@ -160,7 +169,7 @@ class _Reader:
         return self._layers(names, stored)
 
     def _whole(self, name: str, stored: StoredTensor) -> LazyTensor:
-        shape, rows = stored.shape, self._options.vocab_size
+        shape, rows = stored.shape, self._words
         pieces = []
         is_cut = name in _VOCABULARY and rows is not None and bool(shape)
         if is_cut and rows is not None:
@@ -205,7 +214,7 @@ class _Reader:
             )
             self._notes.extend(notes)
         rows = words.shape[0] if words is not None and words.shape else 0
-        if is_gpt and self._options.vocab_size is None:
+        if is_gpt and self._words is None:
             self._notes.append(
                 f"the true vocabulary is not stored: all {rows} rows are kept; give --vocab-size "
                 f"to leave padding rows out"

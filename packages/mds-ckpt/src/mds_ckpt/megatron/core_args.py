@@ -1,0 +1,110 @@
+"""The arguments with which Megatron-LM describes a Megatron-core model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mds_ckpt.checkpoint import Checkpoint
+from mds_ckpt.errors import UnsupportedError
+from mds_ckpt.megatron.target_args import Progress, plain_args, source_args
+from mds_ckpt.pickles.records import Namespace, TorchDtype
+
+__all__ = ["check_core", "core_args"]
+
+_TORCH_NAMES: Mapping[str, str] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+_POSITIONS: Mapping[str, str] = {"learned": "learned_absolute", "rope": "rope", "none": "none"}
+
+
+def check_core(checkpoint: Checkpoint) -> None:
+    """Raise UnsupportedError for a model that is not written as Megatron-core's."""
+    config, family = checkpoint.config, checkpoint.model.family
+    has_experts = any(".mlp.experts." in name for name in checkpoint.tensors)
+    faults = {
+        f"it is a model of family {family}": family != "gpt",
+        "it has experts, whose form differs between versions of Megatron-core": has_experts,
+        "its configuration does not say how many attention heads it has": not config.get(
+            "num_attention_heads"
+        ),
+        f"its activation is {config.get('activation')}": config.get("activation", "gelu")
+        not in ("gelu", "gelu_tanh", "relu2", "swiglu"),
+        "its vectors of words are normalised": bool(config.get("embedding_norm")),
+        "it has a sliding window": config.get("sliding_window") is not None,
+        "its rotary frequencies are scaled": config.get("rope_scaling_type") is not None,
+        "its layers add attention and MLP side by side": bool(config.get("parallel_residual")),
+        "it normalises behind the residual sum": bool(config.get("residual_post_layernorm")),
+        f"its positions are {config.get('position_embedding')}": config.get(
+            "position_embedding", "learned"
+        )
+        not in _POSITIONS,
+    }
+    for reason, is_so in faults.items():
+        if is_so:
+            remedy = "convert it to hf or mds"
+            raise UnsupportedError(checkpoint.path, reason, remedy=remedy)
+
+
+def core_args(checkpoint: Checkpoint, *, dtype: str, words: int, padded_rows: int) -> Namespace:
+    """Megatron-LM's arguments; the source's own stay where they say nothing else.
+
+    Args:
+        checkpoint: The source.
+        dtype: Number type of the written weights.
+        words: The true vocabulary.
+        padded_rows: Rows of the written one.
+    """
+    config, progress = checkpoint.config, Progress(checkpoint)
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    groups = config.get("num_key_value_heads") or heads
+    activation = config.get("activation", "gelu")
+    position = config.get("position_embedding", "learned")
+    positions = config.get("max_position_embeddings")
+    has_bias = bool(config.get("add_bias", True))
+    own = plain_args(source_args(checkpoint))
+    model = {
+        "num_layers": config["num_layers"],
+        "encoder_num_layers": config["num_layers"],
+        "hidden_size": hidden,
+        "ffn_hidden_size": config.get("ffn_hidden_size") or 4 * hidden,
+        "num_attention_heads": heads,
+        "group_query_attention": groups != heads,
+        "num_query_groups": groups,
+        "kv_channels": config.get("head_dim") or hidden // heads,
+        "max_position_embeddings": positions,
+        "seq_length": own.get("seq_length") or positions,
+        "position_embedding_type": _POSITIONS[position],
+        "add_position_embedding": position == "learned",
+        "use_rotary_position_embeddings": position == "rope",
+        "rotary_base": int(config.get("rope_theta", 10000)),
+        "rope_theta": config.get("rope_theta", 10000.0),
+        "rotary_percent": config.get("rope_percent", 1.0),
+        "add_bias_linear": has_bias,
+        "add_qkv_bias": bool(config.get("add_qkv_bias", has_bias)),
+        "qk_layernorm": bool(config.get("qk_norm")),
+        "swiglu": activation == "swiglu",
+        "squared_relu": activation == "relu2",
+        "openai_gelu": activation == "gelu_tanh",
+        "bias_gelu_fusion": False,
+        "untie_embeddings_and_output_weights": not checkpoint.model.tied_embeddings,
+        "normalization": "RMSNorm" if config.get("normalization") == "rmsnorm" else "LayerNorm",
+        "layernorm_epsilon": config.get("norm_epsilon", 1e-5),
+        "norm_epsilon": config.get("norm_epsilon", 1e-5),
+        "apply_layernorm_1p": bool(config.get("zero_centered_norm", False)),
+        "init_method_std": config.get("init_std", 0.02),
+        "padded_vocab_size": padded_rows,
+        "vocab_size": words,
+        "num_experts": None,
+    }
+    run = {
+        "iteration": progress.iteration,
+        "consumed_train_samples": progress.samples,
+        "consumed_valid_samples": 0,
+        "tensor_model_parallel_size": 1,
+        "pipeline_model_parallel_size": 1,
+        "bf16": dtype == "BF16",
+        "fp16": dtype == "F16",
+        "params_dtype": TorchDtype(_TORCH_NAMES[dtype]),
+        "use_dist_ckpt": True,
+        "dist_ckpt_format": "torch_dist",
+        "ckpt_format": "torch_dist",
+    }
+    return Namespace({**own, **model, **run})
