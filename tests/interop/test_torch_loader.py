@@ -12,6 +12,7 @@ import pytest
 
 from mds_data import (
     BertDataset,
+    BlendedDataset,
     GPTDataset,
     NMTDataset,
     ResumableSampler,
@@ -137,6 +138,26 @@ def test_borders_of_documents_run_on_through_a_batch(dataset: GPTDataset) -> Non
     starts = {0, 16, 32} | {place + 1 for place, token in enumerate(flat) if token == 0}
     assert batch["cumulative_lengths"].tolist() == sorted(starts | {48})
     assert batch["cumulative_lengths"].dtype == torch.int32
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("vocab_size", [60_000, 100_000])
+def test_windows_that_workers_send_become_the_samples(tmp_path: Path, vocab_size: int) -> None:
+    random = np.random.default_rng(0)
+    documents = [random.integers(0, vocab_size, 300) for _ in range(9)]
+    write_store(tmp_path / "s", documents, vocab_size=vocab_size)
+    write_store(tmp_path / "t", [random.integers(0, 900, 700)], vocab_size=900)
+    one, other = (GPTDataset(open_store(tmp_path / name), seq_length=20) for name in "st")
+    for dataset in (one, BlendedDataset([one, other], [3, 1], num_samples=200)):
+        sampler = ResumableSampler(len(dataset), global_batch_size=6)
+        alone = data_loader(dataset, sampler, num_workers=0)
+        shared = data_loader(dataset, sampler, num_workers=2)
+        for expected, batch in zip(islice(alone, 30), shared, strict=False):
+            assert list(batch) == list(expected)
+            for name, values in expected.items():
+                assert torch.equal(batch[name], values)
+                assert batch[name].dtype == values.dtype
+                assert batch[name].is_contiguous()
 
 
 def test_samples_of_every_kind_become_batches(tmp_path: Path) -> None:

@@ -332,8 +332,11 @@ def compare_index(documents: int, *, epochs: int, rounds: int) -> None:
     def ours() -> Any:
         ends = row_ends(lengths, rows)
         places = border_places(ends, samples=samples, seq_length=SEQ_LENGTH)
-        borders = np.arange(samples + 1, dtype=np.int64) * SEQ_LENGTH
-        return np.stack([places, borders - ends[places]], axis=1)
+        index = np.empty((samples + 1, 2), np.int64)
+        index[:, 0] = places
+        index[:, 1] = np.arange(samples + 1) * SEQ_LENGTH
+        index[:, 1] -= ends[places]
+        return index
 
     def whole() -> Any:
         order = MegatronOrder(

@@ -1,7 +1,7 @@
 """Feed torch: tensors instead of arrays, and a DataLoader. Needs the extra ``[torch]``."""
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,6 +64,51 @@ def _column(samples: Sequence[Mapping[str, Any]], name: str) -> NDArray[Any]:
     return np.concatenate([[0], *moved]).astype(np.int32)
 
 
+class _Windows:
+    """A plain GPT dataset as a map-style dataset that gives whole batches of windows, as stored.
+
+    A worker then sends one small tensor instead of four: tokens, labels, mask and positions of a
+    window are made where they are needed.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, number: int) -> "torch.Tensor":
+        return self.__getitems__([number])
+
+    def __getitems__(self, numbers: Sequence[int]) -> "torch.Tensor":
+        """[b, s + 1] ids in the store's type; 16-bit ids are sent as the same bits, signed."""
+        size = len(self.dataset)
+        for number in numbers:
+            if not 0 <= number < size:
+                raise IndexError(f"sample {number} of {size}")
+        rows = [self.dataset.window_beyond(number) for number in numbers]
+        ids = np.stack(rows)  # sources of one blend may differ in type
+        batch: torch.Tensor = _torch().from_numpy(
+            ids.view(np.int16) if ids.dtype == np.uint16 else ids.astype(np.int32, copy=False)
+        )
+        return batch
+
+
+def _sample_of_windows(windows: "torch.Tensor") -> "dict[str, torch.Tensor]":
+    """The tensors [b, s] that the samples of the windows [b, s + 1] stack to."""
+    torch = _torch()
+    ids = windows.to(torch.int64)
+    if windows.dtype == torch.int16:
+        ids &= 0xFFFF  # the bits were unsigned
+    rows, size = ids.shape[0], ids.shape[1] - 1
+    return {
+        "tokens": ids[:, :-1].contiguous(),
+        "labels": ids[:, 1:].contiguous(),
+        "loss_mask": torch.ones(rows, size, dtype=torch.float32),
+        "position_ids": torch.arange(size).repeat(rows, 1),
+    }
+
+
 def _as_it_is(batch: Any) -> Any:
     return batch
 
@@ -90,8 +135,10 @@ def data_loader(
     """
     _torch()
     data = importlib.import_module("torch.utils.data")
-    loader: DataLoader[Any] = data.DataLoader(
-        TorchDataset(dataset),
+    # Windows are cheaper to send, but what is made of them afterwards is not page-locked.
+    by_windows = num_workers > 0 and not pin_memory and getattr(dataset, "is_plain", False)
+    loader: DataLoader[Any] = (_window_loader(data) if by_windows else data.DataLoader)(
+        _Windows(dataset) if by_windows else TorchDataset(dataset),
         batch_sampler=sampler,
         num_workers=num_workers,
         pin_memory=pin_memory,
@@ -100,3 +147,13 @@ def data_loader(
         persistent_workers=num_workers > 0,
     )
     return loader
+
+
+def _window_loader(data: Any) -> Any:
+    """A DataLoader that makes samples of the windows that its workers send."""
+
+    class WindowLoader(data.DataLoader):  # type: ignore[misc]
+        def __iter__(self) -> Iterator[Any]:
+            return map(_sample_of_windows, super().__iter__())
+
+    return WindowLoader

@@ -127,6 +127,21 @@ class BlendedDataset:
         sample: Mapping[str, NDArray[Any]] = beyond(inner)
         return sample
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether every sample is its window and nothing more, and all are of one length."""
+        sizes = {getattr(each, "seq_length", None) for each in self.datasets}
+        return len(sizes) == 1 and all(getattr(each, "is_plain", False) for each in self.datasets)
+
+    def window_beyond(self, number: int) -> NDArray[Any]:
+        """[s + 1] the window of sample ``number``, if `is_plain`."""
+        if not 0 <= number < self._length:
+            raise IndexError(f"sample {number} of {self._length}")
+        source, inner = self._blend.locate(number)
+        plain: Any = self.datasets[source]
+        window: NDArray[Any] = plain.window_beyond(inner)
+        return window
+
     def counts(self, place: int) -> list[int]:
         """The ledger: samples that each dataset gave before place ``place``, repeats counted."""
         if not 0 <= place <= self._length:

@@ -119,6 +119,16 @@ class GPTDataset:
         is_fast = isinstance(self._window, _FastWindows)
         return self._sample(number if is_fast else number % self._length)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a sample is its window and nothing more, so that a batch can be made of those."""
+        return not self._marks_documents and self._fill_in is None
+
+    def window_beyond(self, number: int) -> NDArray[Any]:
+        """[s + 1] the window of ``beyond(number)``; don't write into it."""
+        is_fast = isinstance(self._window, _FastWindows)
+        return self._window.read(number if is_fast else number % self._length)
+
     def _place(self, number: int) -> int:
         place = number + self._length if number < 0 else number
         if not 0 <= place < self._length:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 __all__ = ["MegatronOrder", "border_places", "row_ends"]
 
-_STRETCH = 2**16
+_STRETCH = 2**15
 
 
 class MegatronOrder:
