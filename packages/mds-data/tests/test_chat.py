@@ -69,6 +69,25 @@ def test_a_template_can_neither_loop_nor_grow_without_end():
         ChatTemplate(double + "{% endfor %}").render(MESSAGES)
 
 
+_GROW = "{{% set ns = namespace(l=['x']) %}}{{% for i in range(60) %}}{}{{% endfor %}}{}"
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (_GROW.format("{% set ns.l = [ns.l, ns.l] %}", "{{ ns.l }}"), "list without end"),
+        (_GROW.format("{% set ns.l = [ns.l, ns.l] %}", "{{ ns.l | tojson }}"), "list without end"),
+        (_GROW.format("{% set ns.l = ns.l + ns.l %}", ""), "makes a text of"),
+        (_GROW.format("{% set ns.l = 'ab'.replace('', 'a' ~ ns.l) %}", ""), "makes a text of"),
+        ("{% if 1 %}" * 3000 + "{% endif %}" * 3000, "nested too deeply"),
+        ("{{ " + "not " * 9000 + "1 }}", "nested too deeply"),
+    ],
+)
+def test_bombs_do_not_go_off(source, reason):
+    with pytest.raises(TemplateError, match=reason):
+        ChatTemplate(source).render(MESSAGES)
+
+
 def test_the_template_of_a_model_s_folder_is_found(tmp_path):
     config = {
         "chat_template": "{{ bos_token }}{{ messages[0].content }}",

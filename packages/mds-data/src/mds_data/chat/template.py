@@ -48,7 +48,10 @@ class ChatTemplate:
         self.name = name
         self.variables = dict(variables or {})
         pieces = _pieces(source.removesuffix("\n"))
-        self._body, rest = _parse(pieces, 0, ends=())
+        try:
+            self._body, rest = _parse(pieces, 0, ends=())
+        except RecursionError:
+            raise TemplateError(f"{name}: the chat template is nested too deeply") from None
         if rest != len(pieces):
             raise TemplateError(f"{name}: {pieces[rest][1]!r} has no beginning")
 
@@ -72,7 +75,10 @@ class ChatTemplate:
             },
         )
         output: list[str] = []
-        self._body(scope, output)
+        try:
+            self._body(scope, output)
+        except RecursionError:
+            raise TemplateError(f"{self.name}: the chat template is nested too deeply") from None
         return "".join(output)
 
 

@@ -25,6 +25,8 @@ __all__ = [
 
 _LONGEST = 2**24
 """Characters of a string that a template makes."""
+_LONGEST_LIST = 2**20
+"""Characters, about, of a list or mapping that it writes out."""
 
 
 class TemplateError(DataError):
@@ -52,8 +54,10 @@ def text(value: object) -> str:
     """A value as a template prints it."""
     if isinstance(value, str):
         return value
-    if value is None or isinstance(value, bool | int | float | list | dict | tuple | Undefined):
+    if value is None or isinstance(value, bool | int | float | Undefined):
         return str(value)
+    if isinstance(value, list | dict | tuple):
+        return str(_bounded(value))
     raise TemplateError(f"the chat template prints a {type(value).__name__}")
 
 
@@ -81,7 +85,22 @@ def item(value: object, key: object) -> object:
 
 
 def _json(value: object, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(_bounded(value), ensure_ascii=False, indent=indent)
+
+
+def _bounded(value: object) -> object:
+    """The value, if written out it stays short: lists that hold a list twice grow like bombs."""
+    waiting, written = [value], 0
+    while waiting:
+        each = waiting.pop()
+        written += len(each) + 2 if isinstance(each, str) else 2
+        if written > _LONGEST_LIST:
+            raise TemplateError("the chat template writes out a list without end")
+        if isinstance(each, Mapping):
+            waiting += [*each.keys(), *each.values()]
+        elif isinstance(each, list | tuple):
+            waiting += each
+    return value
 
 
 def _default(value: object, other: object = "", *flags: bool) -> object:
@@ -90,7 +109,19 @@ def _default(value: object, other: object = "", *flags: bool) -> object:
 
 
 def _joined(value: Sequence[object], between: str = "") -> str:
-    return between.join(map(text, value))
+    parts = list(map(text, value))
+    _check_length(sum(map(len, parts)) + len(between) * len(parts))
+    return between.join(parts)
+
+
+def _replaced(value: str, old: str, new: str) -> str:
+    _check_length(len(value) + value.count(old) * len(new))
+    return value.replace(old, new)
+
+
+def _check_length(size: int) -> None:
+    if size > _LONGEST:
+        raise TemplateError(f"the chat template makes a text of {size} characters")
 
 
 def _trim(value: object, letters: str | None = None) -> str:
@@ -115,7 +146,7 @@ FILTERS: dict[str, Callable[..., object]] = {
     "safe": lambda value: value,
     "items": lambda value: list(value.items()),
     "default": _default,
-    "replace": lambda value, old, new: _short(value.replace(old, new)),
+    "replace": _replaced,
 }
 
 TESTS: dict[str, Callable[..., bool]] = {
@@ -138,7 +169,7 @@ TESTS: dict[str, Callable[..., bool]] = {
 
 _CUTS = {"strip", "lstrip", "rstrip", "removeprefix", "removesuffix", "split", "rsplit"}
 _LOOKS = {"startswith", "endswith", "find", "count", "splitlines"}
-_STRING_METHODS = frozenset(_CUTS | _LOOKS | {"upper", "lower", "title", "capitalize", "replace"})
+_STRING_METHODS = frozenset(_CUTS | _LOOKS | {"upper", "lower", "title", "capitalize"})
 _MAPPING_METHODS = frozenset(("get", "items", "keys", "values"))
 
 
@@ -148,6 +179,8 @@ def method(value: object, name: str) -> Callable[..., object]:
     Raises:
         TemplateError: It is none of them.
     """
+    if isinstance(value, str) and name == "replace":
+        return lambda old, new: _replaced(value, old, new)
     allowed = isinstance(value, str) and name in _STRING_METHODS
     if allowed or (isinstance(value, Mapping) and name in _MAPPING_METHODS):
         found = getattr(value, name)
@@ -164,15 +197,17 @@ def _listed(value: Any) -> Any:
 
 
 def _short(value: Any) -> Any:
-    if isinstance(value, str) and len(value) > _LONGEST:
-        raise TemplateError(f"the chat template makes a text of {len(value)} characters")
+    if isinstance(value, str):
+        _check_length(len(value))
     return value
 
 
 def _added(left: Any, right: Any) -> Any:
     if isinstance(left, str) != isinstance(right, str):
         raise TemplateError("the chat template adds a text and something else")
-    return _short(left + right)
+    if isinstance(left, str | list):
+        _check_length(len(left) + len(right))
+    return left + right
 
 
 def _times(left: Any, right: Any) -> Any:
