@@ -75,6 +75,17 @@ def test_the_original_s_order_is_its_loop(weights, count):
     )
 
 
+@pytest.mark.parametrize(
+    "weights",
+    [[0.3, 0.7], [1, 2, 3, 4], [1, 1], [0.1] * 10, [123, 456, 789], [2**0.5, 1.0], [1] * 20],
+)
+def test_blocks_of_the_original_s_order_are_its_loop(monkeypatch, weights):
+    monkeypatch.setattr("mds_data.sampling.blend._LEARNED", 64)
+    monkeypatch.setattr("mds_data.sampling.blend._BLOCK", 300)
+    sources, numbers = megatron_blend(weights, count=4000)
+    assert list(zip(sources.tolist(), numbers.tolist(), strict=True)) == plain_greedy(weights, 4000)
+
+
 def test_the_original_asks_for_half_a_percent_more():
     assert megatron_counts([1, 3], num_samples=1000) == [
         math.ceil(1000 * 0.25 * 1.005),

@@ -18,6 +18,8 @@ __all__ = ["BlendOrder", "balanced_blend", "megatron_blend", "megatron_counts", 
 
 _DENOMINATOR = 10**9
 _FEW = 16
+_LEARNED = 2048
+_BLOCK = 2**15
 
 
 def shares(weights: Sequence[float]) -> tuple[Fraction, ...]:
@@ -147,23 +149,79 @@ def megatron_blend(
     normalised = np.array(_megatron_shares(weights), np.float64)
     normalised /= normalised.sum()  # the original does so a second time
     sources = np.empty(count, np.int16)
+    _fill_greedily(normalised, sources)
     numbers = np.empty(count, np.int64)
-    if len(weights) <= _FEW:
-        _greedy(normalised.tolist(), sources, numbers)
-        return sources, numbers
-    taken = np.zeros(len(weights), np.int64)
-    for place in range(count):
-        source = int(np.argmax(normalised * max(float(place), 1.0) - taken))
-        sources[place], numbers[place] = source, int(taken[source])
-        taken[source] += 1
+    for source in range(len(weights)):
+        places = np.flatnonzero(sources == source)
+        numbers[places] = np.arange(len(places))
     return sources, numbers
 
 
-def _greedy(weights: list[float], sources: NDArray[np.int16], numbers: NDArray[np.int64]) -> None:
-    taken = [0] * len(weights)
-    for place in range(len(sources)):
-        wanted = max(float(place), 1.0)
-        lags = [weight * wanted - count for weight, count in zip(weights, taken, strict=True)]
-        source = lags.index(max(lags))
-        sources[place], numbers[place] = source, taken[source]
-        taken[source] += 1
+def _fill_greedily(weights: NDArray[np.float64], sources: NDArray[np.int16]) -> None:
+    """Write the greedy order, step by step until it repeats itself, and then by the block.
+
+    A block is a guess, the last period again; every place of it is computed as the loop would, and
+    the first one that differs ends the block. So the result is the loop's, whatever rounding does.
+    """
+    taken = np.zeros(len(weights), np.int64)
+    place, learned = 0, _LEARNED
+    while place < len(sources):
+        stop = min(place + learned, len(sources))
+        _step(weights, sources[place:stop], taken, place=place)
+        place = stop
+        period = _period(sources[max(0, place - _LEARNED) : place])
+        if period is None:
+            learned *= 2  # weights without a short period are left to the steps
+            continue
+        while place < len(sources):
+            guess = np.resize(sources[place - period : place], min(_BLOCK, len(sources) - place))
+            right = _confirmed(weights, guess, taken, place=place)
+            sources[place : place + right] = guess[:right]
+            taken += np.bincount(guess[:right], minlength=len(weights))
+            place += right
+            if right < len(guess):
+                break
+
+
+def _step(
+    weights: NDArray[np.float64],
+    sources: NDArray[np.int16],
+    taken: NDArray[np.int64],
+    *,
+    place: int,
+) -> None:
+    """The original's loop over the places from ``place`` on; counts into ``taken``."""
+    if len(weights) > _FEW:
+        for number in range(len(sources)):
+            wanted = max(float(place + number), 1.0)
+            sources[number] = source = int(np.argmax(weights * wanted - taken))
+            taken[source] += 1
+        return
+    shares, counts = weights.tolist(), taken.tolist()
+    for number in range(len(sources)):
+        wanted = max(float(place + number), 1.0)
+        lags = [share * wanted - count for share, count in zip(shares, counts, strict=True)]
+        sources[number] = source = lags.index(max(lags))
+        counts[source] += 1
+    taken[:] = counts
+
+
+def _period(row: NDArray[np.int16]) -> int | None:
+    """The shortest period of a row that stands in it at least twice."""
+    for period in range(1, len(row) // 2 + 1):
+        near = row[-1] == row[-1 - period] and row[0] == row[period]
+        if near and (row[period:] == row[:-period]).all():
+            return period
+    return None
+
+
+def _confirmed(
+    weights: NDArray[np.float64], guess: NDArray[np.int16], taken: NDArray[np.int64], *, place: int
+) -> int:
+    """How many places of a guess the loop would choose, from the first one on."""
+    chosen = guess[:, None] == np.arange(len(weights))
+    before = taken + np.cumsum(chosen, axis=0) - chosen
+    wanted = np.maximum(np.arange(place, place + len(guess), dtype=np.float64), 1.0)
+    best = np.argmax(weights * wanted[:, None] - before, axis=1)
+    wrong = np.flatnonzero(best != guess)
+    return int(wrong[0]) if len(wrong) else len(guess)
