@@ -300,6 +300,19 @@ def triton(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def cuda(session: nox.Session) -> None:
+    """The CUDA kernels without a GPU: run by fibers on the CPU, and compiled where nvcc is."""
+    if shutil.which("g++") is None:
+        session.skip("there is no g++, which runs the kernels' bodies on the CPU")
+    install_wheels(session, ["mds-kernels"], *test_tools("mds-kernels"))
+    if shutil.which("nvcc") is None:
+        session.warn("there is no nvcc: the library is not compiled, its tests are skipped")
+    session.env["MDS_NATIVE_TESTS"] = "1"
+    tests = ROOT / "packages" / "mds-kernels" / "tests" / "native"
+    run_tests(session, tests, *session.posargs)
+
+
+@nox.session(default=False)
 def audit(session: nox.Session) -> None:
     """Known vulnerabilities (needs the network), licences, and calls that hide danger."""
     install_wheels(session, PACKAGES, "pip-audit", "pip-licenses")

@@ -13,10 +13,11 @@ def one_thread():
 
 
 @pytest.fixture(autouse=True)
-def no_wish_from_outside(monkeypatch):
-    """A developer's MDS_KERNELS must not change what the tests prove."""
+def no_wish_from_outside(monkeypatch, tmp_path_factory):
+    """A developer's MDS_KERNELS and built libraries must not change what the tests prove."""
     for name in [name for name in os.environ if name.startswith("MDS_KERNELS")]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("MDS_KERNELS_BUILD_DIR", str(tmp_path_factory.getbasetemp() / "no-builds"))
 
 
 @pytest.fixture(scope="session")

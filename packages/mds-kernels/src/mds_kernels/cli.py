@@ -1,4 +1,4 @@
-"""The command line: doctor, verify and bench. The only place of the package that writes output."""
+"""The command line: doctor, verify, build and bench. The only place that writes output."""
 
 import argparse
 import json
@@ -12,6 +12,9 @@ from importlib.metadata import version
 import torch
 
 from mds_kernels.bench import Figure, Workload, bench
+from mds_kernels.build.compiler import Build, BuildError, build
+from mds_kernels.build.recipe import DEFAULT_ARCHITECTURES, DEVICES, cache_folder, recipe_for
+from mds_kernels.build.resources import KernelUsage, beyond_limits
 from mds_kernels.check import Measurement, measure
 from mds_kernels.check_cases import CASES
 from mds_kernels.doctor import Diagnosis, diagnose
@@ -32,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # Whoever read our output has gone; that is no error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (BackendError, OSError) as error:
+    except (BackendError, BuildError, OSError) as error:
         if arguments.debug:
             raise
         sys.stderr.write(f"mds-kernels: {error}\n")
@@ -51,6 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_doctor(commands)
     _add_verify(commands)
+    _add_build(commands)
     _add_bench(commands)
     return parser
 
@@ -73,6 +77,21 @@ def _add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     verify.set_defaults(run=_verify)
 
 
+def _add_build(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    command = commands.add_parser("build", help="compile the C++ kernels for this machine")
+    command.add_argument("--device", choices=DEVICES, default="cuda", help="(default: cuda)")
+    command.add_argument(
+        "--arch",
+        type=_architectures,
+        default=DEFAULT_ARCHITECTURES,
+        metavar="80,90",
+        help="GPU architectures (default: 80,90,100; the newest also as PTX for later ones)",
+    )
+    command.add_argument("--force", action="store_true", help="compile even if it is there")
+    _add_common(command)
+    command.set_defaults(run=_build)
+
+
 def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     small = Workload()
     command = commands.add_parser("bench", help="linear_cross_entropy beside its alternatives")
@@ -90,6 +109,16 @@ def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def _architectures(text: str) -> tuple[str, ...]:
+    numbers = tuple(sorted(set(text.split(",")), key=lambda one: one.zfill(4)))
+    wrong = [one for one in numbers if not one.isdecimal() or int(one) < 80]
+    if wrong:
+        raise argparse.ArgumentTypeError(
+            f"{wrong[0]!r} is no architecture from 80 (A100) on; write 80,90,100"
+        )
+    return numbers
 
 
 def _positive(text: str) -> int:
@@ -125,6 +154,22 @@ def _verify(arguments: argparse.Namespace) -> int:
         _write(_verify_text(rows))
         _write(f"{len(rows) - len(failed)} of {len(rows)} checks passed in {seconds:.0f} s")
     return _FOUND_A_DIFFERENCE if failed else 0
+
+
+def _build(arguments: argparse.Namespace) -> int:
+    recipe = recipe_for(arguments.device, architectures=arguments.arch)
+    folder = cache_folder(os.environ)
+    built = build(recipe, folder=folder, environment=os.environ, force=arguments.force)
+    beyond = beyond_limits(built.usage)
+    if arguments.json:
+        _write(
+            json.dumps({**asdict(built), "beyond_limits": [asdict(x) for x in beyond]}, indent=2)
+        )
+    else:
+        _write(_build_text(built))
+        for row in beyond:
+            _write(f"PROBLEM: {row.kernel} on {row.architecture} spills or uses too many registers")
+    return _FOUND_A_DIFFERENCE if beyond else 0
 
 
 def _bench(arguments: argparse.Namespace) -> int:
@@ -168,6 +213,24 @@ def _diagnosis_text(diagnosis: Diagnosis) -> str:
     lines += [f"removed the stale build lock {lock.path}" for lock in diagnosis.cleared]
     lines += ["", *(f"PROBLEM: {problem}" for problem in diagnosis.problems)]
     return "\n".join(lines).rstrip()
+
+
+def _build_text(built: Build) -> str:
+    lines = [
+        built.library,
+        f"for {', '.join(built.architectures)} by {built.compiler}, in {built.seconds:.0f} s",
+    ]
+    names = list(dict.fromkeys(row.kernel for row in built.usage))
+    architectures = list(dict.fromkeys(row.architecture for row in built.usage))
+    told = {(row.kernel, row.architecture): _registers(row) for row in built.usage}
+    table = [[name, *(told.get((name, one), "-") for one in architectures)] for name in names]
+    if table:
+        lines += ["", *_table([["registers a thread", *architectures], *table])]
+    return "\n".join(lines)
+
+
+def _registers(row: KernelUsage) -> str:
+    return f"{row.registers} + {row.stack} bytes" if row.stack else str(row.registers)
 
 
 def _verify_text(rows: Sequence[Measurement]) -> str:

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import platform
-import shutil
 import subprocess
 import time
 from collections.abc import Mapping
@@ -13,6 +12,10 @@ from typing import Any
 import torch
 
 from mds_kernels.apex_state import ApexReport, inspect_apex
+from mds_kernels.build.compiler import find_nvcc
+from mds_kernels.build.library import builds
+from mds_kernels.build.lock import owner_of
+from mds_kernels.build.recipe import DEVICES, cache_folder
 from mds_kernels.build_lock import BuildLock, clear_stale, extensions_folder, find_locks
 from mds_kernels.dispatch import BackendError, Choice, why
 from mds_kernels.preference import unknown_variables
@@ -90,6 +93,7 @@ def _versions(environment: Mapping[str, str]) -> dict[str, str]:
         "triton": _distribution("triton"),
         "nvcc": _nvcc(environment),
         "NVIDIA driver": _driver(),
+        **{f"kernels for {one}": _built(one, environment) for one in DEVICES},
     }
     if torch.cuda.is_available():
         versions["architectures of torch"] = " ".join(torch.cuda.get_arch_list())
@@ -107,8 +111,7 @@ def _distribution(name: str) -> str:
 
 
 def _nvcc(environment: Mapping[str, str]) -> str:
-    home = environment.get("CUDA_HOME") or environment.get("CUDA_PATH")
-    found = shutil.which("nvcc", path=str(Path(home) / "bin")) if home else shutil.which("nvcc")
+    found = find_nvcc(environment)
     if found is None:
         return _NOT_FOUND
     try:
@@ -119,6 +122,17 @@ def _nvcc(environment: Mapping[str, str]) -> str:
         return f"{found}, which does not run: {error}"
     release = [line for line in told.stdout.splitlines() if "release" in line]
     return f"{found}, {release[0].strip() if release else 'version unknown'}"
+
+
+def _built(device: str, environment: Mapping[str, str]) -> str:
+    """Return what is compiled for a device, and who compiles just now."""
+    folder = cache_folder(environment)
+    owners = [owner_of(path) for path in folder.glob(f"{device}-*.lock")]
+    busy = [f"being built by {owner}" for owner in owners if owner is not None]
+    built = [
+        f"{one.library} for {', '.join(one.architectures)}" for one in builds(device, environment)
+    ]
+    return "; ".join([*built, *busy]) or f"not built (mds-kernels build --device {device})"
 
 
 def _driver() -> str:

@@ -90,7 +90,7 @@ def environment() -> Mapping[str, str]:
 
 def unknown_variables() -> list[str]:
     """Return the names of environment variables that look like a wish about an op but name none."""
-    known = {f"{_VARIABLE}_{op.upper()}" for op in OPS}
+    known = {f"{_VARIABLE}_BUILD_DIR", *(f"{_VARIABLE}_{op.upper()}" for op in OPS)}
     return sorted(
         name for name in os.environ if name.startswith(f"{_VARIABLE}_") and name not in known
     )

@@ -53,6 +53,26 @@ def _triton(target: str) -> Implementation:
     )
 
 
+def _cuda(target: str) -> Implementation:
+    return Implementation(
+        backend="cuda",
+        target=f"mds_kernels.backends.cuda.{target}",
+        devices=frozenset({"cuda"}),
+        dtypes=_LOW_AND_SINGLE,
+        probe="mds_kernels.backends.cuda.library:why_not",
+    )
+
+
+def _cpu(target: str) -> Implementation:
+    return Implementation(
+        backend="cpu",
+        target=f"mds_kernels.backends.cpu.{target}",
+        devices=frozenset({"cpu"}),
+        dtypes=frozenset({"float32", "bfloat16"}),
+        probe="mds_kernels.backends.cpu.library:why_not",
+    )
+
+
 def _flash(target: str) -> Implementation:
     return Implementation(
         backend="flash",
@@ -73,15 +93,16 @@ OPS: Mapping[str, tuple[Implementation, ...]] = MappingProxyType(
     {
         "linear_cross_entropy": _each("linear_cross_entropy:linear_cross_entropy", _triton, _torch),
         "cross_entropy": _each("cross_entropy:cross_entropy", _triton, _torch),
-        # torch's own norms are fused on CUDA, so NVIDIA apex is used on request only.
+        # torch's own norms are fused on CUDA, so NVIDIA apex is used on request only. On a CPU its
+        # layer norm is as fast as ours, but its RMS norm is a chain of passes.
         "layer_norm": _each("norm:layer_norm", _torch, _apex),
-        "rms_norm": _each("norm:rms_norm", _torch, _apex),
-        "add_layer_norm": _each("norm:add_layer_norm", _triton, _torch),
-        "add_rms_norm": _each("norm:add_rms_norm", _triton, _torch),
+        "rms_norm": _each("norm:rms_norm", _cpu, _torch, _apex),
+        "add_layer_norm": _each("norm:add_layer_norm", _triton, _cuda, _torch, _cpu),
+        "add_rms_norm": _each("norm:add_rms_norm", _triton, _cuda, _cpu, _torch),
         "swiglu": _each("glu:swiglu", _triton, _torch),
         "geglu": _each("glu:geglu", _triton, _torch),
         "rope": _each("rope:rope", _triton, _torch),
-        "scaled_masked_softmax": _each("softmax:scaled_masked_softmax", _triton, _torch),
+        "scaled_masked_softmax": _each("softmax:scaled_masked_softmax", _cuda, _triton, _torch),
         "bias_gelu": _each("bias:bias_gelu", _torch),
         "bias_dropout_add": _each("bias:bias_dropout_add", _torch),
         "moe_permute": _each("permutation:moe_permute", _triton, _torch),

@@ -33,10 +33,16 @@ def norm(
         centred: A layer norm; else an RMS norm.
         kernels: The backend whose passes are used.
     """
-    rows = x.reshape(-1, x.shape[-1])
-    added = None if residual is None else residual.reshape(rows.shape)
-    y, total = _Norm.apply(rows, added, weight, bias, eps, centred, kernels)  # type: ignore[no-untyped-call]
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    added = None if residual is None else residual.reshape(rows.shape).contiguous()
+    scale, shift = weight.contiguous(), None if bias is None else bias.contiguous()
+    y, total = _Norm.apply(rows, added, scale, shift, eps, centred, kernels)  # type: ignore[no-untyped-call]
     return y.view(x.shape), x if residual is None else total.view(x.shape)
+
+
+def one_dtype(*tensors: Tensor | None) -> bool:
+    """Tell whether all tensors have one dtype, as compiled kernels need it."""
+    return len({tensor.dtype for tensor in tensors if tensor is not None}) == 1
 
 
 class _Norm(torch.autograd.Function):
@@ -73,9 +79,9 @@ class _Norm(torch.autograd.Function):
         total, weight, mean, rstd = ctx.saved_tensors
         backward = ops_of(ctx.kernels, "norm_backward")
         # Without a residual the second result is not part of the graph.
-        after = grad_total if has_residual else None
+        after = grad_total.contiguous() if has_residual and grad_total is not None else None
         grad_x, grad_weight, grad_bias = backward(
-            grad_y, after, total, weight, mean, rstd, ctx.centred, has_bias
+            grad_y.contiguous(), after, total, weight, mean, rstd, ctx.centred, has_bias
         )
         return (
             grad_x,

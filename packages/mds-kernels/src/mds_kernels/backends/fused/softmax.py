@@ -16,7 +16,8 @@ def scaled_masked_softmax(
     scores: Tensor, mask: Tensor | None, *, scale: float, causal: bool, kernels: str
 ) -> Tensor:
     """Return the softmax of ``scale * scores`` [b, n, q, k] over the visible keys."""
-    return cast("Tensor", _Softmax.apply(scores, mask, scale, causal, kernels))  # type: ignore[no-untyped-call]
+    expanded = None if mask is None else mask.expand(scores.shape)
+    return cast("Tensor", _Softmax.apply(scores.contiguous(), expanded, scale, causal, kernels))  # type: ignore[no-untyped-call]
 
 
 class _Softmax(torch.autograd.Function):
@@ -38,7 +39,9 @@ class _Softmax(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (result,) = ctx.saved_tensors
-        grad_scores = ops_of(ctx.kernels, "softmax_backward")(gradient, result, ctx.scale)
+        grad_scores = ops_of(ctx.kernels, "softmax_backward")(
+            gradient.contiguous(), result, ctx.scale
+        )
         return grad_scores, None, None, None, None
 
 

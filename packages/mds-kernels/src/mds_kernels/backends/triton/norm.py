@@ -47,7 +47,6 @@ def _norm_forward(
     centred: bool,  # noqa: FBT001 - a graph op's arguments are positional
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     assert residual is not None
-    x, residual = x.contiguous(), residual.contiguous()
     rows, columns = x.shape
     y, total = x.new_empty(x.shape), x.new_empty(x.shape)
     rstd = x.new_empty(rows, dtype=torch.float32)
@@ -58,8 +57,8 @@ def _norm_forward(
             add_norm_forward[(rows,)](
                 x,
                 residual,
-                weight.contiguous(),
-                weight if bias is None else bias.contiguous(),
+                weight,
+                weight if bias is None else bias,
                 y,
                 total,
                 mean if centred else rstd,
@@ -85,7 +84,6 @@ def _norm_backward(
     centred: bool,  # noqa: FBT001
     with_bias: bool,  # noqa: FBT001
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grad_y = grad_y.contiguous()
     rows, columns = total.shape
     programs = min(num_programs(total), max(rows, 1))
     grad_x = total.new_empty(total.shape)
@@ -95,9 +93,9 @@ def _norm_backward(
     with on_device_of(total):
         add_norm_backward[(programs,)](
             grad_y,
-            grad_y if grad_total is None else grad_total.contiguous(),
+            grad_y if grad_total is None else grad_total,
             total,
-            weight.contiguous(),
+            weight,
             mean if centred else rstd,
             rstd,
             grad_x,

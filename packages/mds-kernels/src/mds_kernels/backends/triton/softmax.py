@@ -28,10 +28,9 @@ def _softmax_forward(
     scale: float,
     causal: bool,  # noqa: FBT001 - a graph op's arguments are positional
 ) -> Tensor:
-    scores = scores.contiguous()
     result = scores.new_empty(scores.shape)
     heads, queries, keys = scores.shape[1:]
-    hidden = scores if mask is None else mask.expand(scores.shape).view(torch.uint8)
+    hidden = scores if mask is None else mask.view(torch.uint8)
     if scores.numel():
         with on_device_of(scores):
             softmax_forward[(scores.numel() // keys,)](
@@ -52,7 +51,6 @@ def _softmax_forward(
 
 @passes(FAKES)
 def _softmax_backward(gradient: Tensor, result: Tensor, scale: float) -> Tensor:
-    gradient, result = gradient.contiguous(), result.contiguous()
     grad_scores = result.new_empty(result.shape)
     keys = result.shape[-1]
     if result.numel():

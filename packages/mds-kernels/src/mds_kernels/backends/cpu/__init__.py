@@ -1,0 +1,1 @@
+"""Compiled C++ kernels for a CPU, where ``mds-kernels build --device cpu`` has made them."""

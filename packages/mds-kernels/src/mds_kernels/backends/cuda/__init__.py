@@ -1,0 +1,1 @@
+"""Compiled CUDA C++ kernels, where ``mds-kernels build`` has made them."""
