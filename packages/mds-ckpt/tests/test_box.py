@@ -88,3 +88,18 @@ def test_a_tangle_made_to_take_for_ever_is_refused():
 def test_pieces_outside_the_tensor_are_named():
     assert "outside the shape" in str(box.coverage_fault((4,), [(((0, 5),), None)]))
     assert "outside its box" in str(box.coverage_fault((4,), [(((0, 4),), (0, 5))]))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=3), st.integers(1, 20))
+def test_row_blocks_are_the_box_in_order(sides, most):
+    wanted = tuple((start, start + extent) for start, extent in sides)
+    shape = tuple(stop for _, stop in wanted)
+    numbers = np.arange(math.prod(shape)).reshape(shape)
+
+    def elements(part):
+        return numbers[box.relative(part, box.whole(shape))].reshape(-1)
+
+    blocks = list(box.row_blocks(wanted, most))
+
+    assert all(box.size(block) <= most for block in blocks)
+    assert np.array_equal(np.concatenate(list(map(elements, blocks))), elements(wanted))

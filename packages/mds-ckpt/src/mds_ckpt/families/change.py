@@ -6,6 +6,7 @@ heads (groups), r query heads a group, d head dim, h hidden, f MLP width.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -49,6 +50,13 @@ def _transposed(array: Array) -> Array:
     for first in range(0, array.shape[0], _STRIP):
         result[:, first : first + _STRIP] = array[first : first + _STRIP].T
     return result
+
+
+def transposed_blocks(array: Array, *, most: int) -> Iterator[Array]:
+    """A matrix's transpose in order: rows of it, at most ``most`` elements (or one row) a time."""
+    step = max(1, most // max(1, array.shape[0]))
+    for first in range(0, array.shape[1], step):
+        yield _transposed(array[:, first : first + step])
 
 
 @dataclass(frozen=True, slots=True)

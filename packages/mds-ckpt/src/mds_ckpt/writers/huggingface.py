@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mds_ckpt import companions
-from mds_ckpt.checkpoint import Checkpoint
+from mds_ckpt.checkpoint import BLOCK_BYTES, Checkpoint
 from mds_ckpt.errors import RejectedError, UnsupportedError
 from mds_ckpt.families import choose
+from mds_ckpt.families.change import Transposed, transposed_blocks
 from mds_ckpt.families.rule import Rule
 from mds_ckpt.files.file_operations import FileOperations, write_file
 from mds_ckpt.files.safetensors_file import SafetensorsWriter, TensorSpec
@@ -77,7 +78,15 @@ def plan(checkpoint: Checkpoint, options: Options) -> Plan:
         names = _shard_names(len(shards))
         with ThreadPoolExecutor(max_workers=options.jobs) as pool:
             jobs = [
-                pool.submit(_write_shard, checkpoint, shard, folder / name, losses, operations)
+                pool.submit(
+                    _write_shard,
+                    checkpoint,
+                    shard,
+                    folder / name,
+                    losses,
+                    operations,
+                    options.jobs,
+                )
                 for name, shard in zip(names, shards, strict=True)
             ]
             for job in jobs:
@@ -174,25 +183,60 @@ def _write_shard(
     path: Path,
     losses: list[Loss],
     operations: FileOperations,
+    jobs: int,
 ) -> None:
     specs = [spec for output in outputs for spec in output.specs]
     with SafetensorsWriter(
         path, specs, metadata={"format": "pt"}, digests=False, operations=operations
     ) as writer:
+        for spec, block in _ahead(checkpoint, outputs, jobs=jobs):
+            writer.write(spec.name, cast(block, spec.dtype, name=spec.name, losses=losses))
+
+
+def _ahead(
+    checkpoint: Checkpoint, outputs: Sequence[_Output], *, jobs: int
+) -> Iterator[tuple[TensorSpec, Array]]:
+    """Every block in order; with several jobs, the next tensor is read while one is written."""
+    if jobs == 1:
         for output in outputs:
-            for spec, block in _blocks(checkpoint, output):
-                writer.write(spec.name, cast(block, spec.dtype, name=spec.name, losses=losses))
+            yield from _blocks(output, None, checkpoint)
+        return
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        waiting: deque[tuple[_Output, Future[Array | None]]] = deque()
+        for output in outputs:
+            waiting.append((output, pool.submit(_read_early, checkpoint, output)))
+            if len(waiting) > 1:
+                first, read = waiting.popleft()
+                yield from _blocks(first, read.result(), checkpoint)
+        for last, read in waiting:
+            yield from _blocks(last, read.result(), checkpoint)
 
 
-def _blocks(checkpoint: Checkpoint, output: _Output) -> Iterator[tuple[TensorSpec, Array]]:
-    """What is to be written: in small blocks where it is stored alike, else tensor by tensor."""
+def _read_early(checkpoint: Checkpoint, output: _Output) -> Array | None:
+    """The tensor, unless it is passed on in blocks."""
+    return None if output.rule.is_same else _read(checkpoint, output)
+
+
+def _read(checkpoint: Checkpoint, output: _Output) -> Array:
     target = output.rule.canonical
-    tensor, box = checkpoint.tensor(target.name), whole(target.shape)
+    return checkpoint.tensor(target.name).read(whole(target.shape))
+
+
+def _blocks(
+    output: _Output, array: Array | None, checkpoint: Checkpoint
+) -> Iterator[tuple[TensorSpec, Array]]:
+    """What is to be written: in small blocks where the change allows it, else tensor by tensor."""
+    target, change = output.rule.canonical, output.rule.change
     if output.rule.is_same:
-        yield from ((output.specs[0], block) for block in tensor.blocks(box))
+        blocks = checkpoint.tensor(target.name).blocks(whole(target.shape))
+        yield from ((output.specs[0], block) for block in blocks)
+        return
+    array = _read(checkpoint, output) if array is None else array
+    if isinstance(change, Transposed):
+        most = BLOCK_BYTES // array.dtype.itemsize
+        yield from ((output.specs[0], block) for block in transposed_blocks(array, most=most))
     else:
-        parts = output.rule.change.to_hf(tensor.read(box))
-        yield from zip(output.specs, parts, strict=True)
+        yield from zip(output.specs, change.to_hf(array), strict=True)
 
 
 def _index(names: Sequence[str], shards: Sequence[Sequence[_Output]]) -> dict[str, bytes]:
