@@ -1,0 +1,54 @@
+"""The real Megatron-core loads what ``mds-ckpt convert --to mcore`` writes, and computes alike.
+
+It needs megatron-core, whose dependencies conflict with ours: install it in an environment of its
+own (``pip install --no-deps megatron-core==0.16.1 psutil`` beside torch and numpy) and name that
+environment's Python with ``MDS_MEGATRON_CORE_PYTHON``.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from real_megatron import environment
+
+from mds_ckpt import convert, open_checkpoint
+
+FACTS = "torch_dist:num_attention_heads=4,activation=gelu"
+
+
+@pytest.mark.timeout(300)
+def test_real_megatron_core_loads_ours_and_gives_the_golden_logits(
+    golden: Path, tmp_path: Path
+) -> None:
+    python = os.environ.get("MDS_MEGATRON_CORE_PYTHON")
+    if python is None:
+        pytest.skip("MDS_MEGATRON_CORE_PYTHON names no Python with megatron-core")
+    source = golden / "mcore_torch_dist_gpt_tp2"
+    convert(source / "ckpt", tmp_path / "between", to="mds", source_format=FACTS)
+    convert(tmp_path / "between", tmp_path / "ours", to="mcore")
+    with np.load(source / "expected.npz") as archive:
+        tokens, logits = archive["tokens"], archive["logits"]
+    places = open_checkpoint(tmp_path / "between").config["max_position_embeddings"]
+    np.savez(tmp_path / "tokens.npz", tokens=tokens, positions=places)
+    (step,) = (tmp_path / "ours").glob("iter_*")
+    names = [step, *(tmp_path / name for name in ("tokens.npz", "logits.npz", "meeting"))]
+
+    run = subprocess.run(
+        [python, str(Path(__file__).with_name("core_model.py")), *map(str, names)],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+    assert run.returncode == 0, run.stderr[-4000:]
+    with np.load(tmp_path / "logits.npz") as found:
+        # Two ranks sum in another order than the process that saved; logits reach 3.
+        np.testing.assert_allclose(found["logits"], logits, rtol=0, atol=5e-6)
+        assert found["heads"] == 4  # from the stored arguments
