@@ -351,6 +351,21 @@ def test_a_missing_or_lying_slice_is_named(tmp_path: Path) -> None:
             open_checkpoint(folder)
 
 
+def test_folders_that_are_links_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    nano = nanotron(tmp_path / "a", samples.model("llama", vocab_size=38), interleaved=False)
+    (tmp_path / "b").mkdir()
+    steps = titan(tmp_path / "b", samples.model("llama"))
+    (nano / "12" / "model").rename(tmp_path / "elsewhere")
+    (nano / "12" / "model").symlink_to(tmp_path / "elsewhere")
+    (steps / "step-40").rename(tmp_path / "step")
+    (steps / "step-40").symlink_to(tmp_path / "step")
+
+    for path in (nano, steps):
+        with pytest.raises(RejectedError, match="no reader recognises it"):
+            open_checkpoint(path)
+
+
 # GPT-NeoX and BLOOM ------------------------------------------------------------------------------
 
 YAML = """# a comment

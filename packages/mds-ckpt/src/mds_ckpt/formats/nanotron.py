@@ -35,14 +35,19 @@ def find(path: Path) -> Path | None:
     """The folder with ``model`` and its configuration, at ``path`` or where ``latest.txt`` says."""
     from mds_ckpt.files.regular_file import read_whole
 
-    if (path / CONFIG).is_file() and (path / "model").is_dir():
+    if _is_step(path):
         return path
     if not (path / LATEST).is_file():
         return None
     word = read_whole(path / LATEST, limit=4096).decode("utf-8", "replace").strip()
     folder = path / word
-    is_step = word.isascii() and word.isdecimal() and (folder / CONFIG).is_file()
-    return folder if is_step and not folder.is_symlink() else None
+    is_named = word.isascii() and word.isdecimal() and not folder.is_symlink()
+    return folder if is_named and _is_step(folder) else None
+
+
+def _is_step(folder: Path) -> bool:
+    model = folder / "model"
+    return (folder / CONFIG).is_file() and model.is_dir() and not model.is_symlink()
 
 
 def detect(path: Path) -> bool:

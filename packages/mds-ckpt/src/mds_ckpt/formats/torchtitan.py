@@ -38,7 +38,9 @@ def find(path: Path) -> Path | None:
     steps = {
         int(match[1]): entry
         for entry in path.iterdir()
-        if (match := _STEP.fullmatch(entry.name)) and (entry / ".metadata").is_file()
+        if (match := _STEP.fullmatch(entry.name))
+        and (entry / ".metadata").is_file()
+        and not entry.is_symlink()
     }
     return max(steps.items())[1] if steps else None
 
