@@ -63,11 +63,11 @@ def indexed_parts(
 
 def indexed_groups(optimizer: Any) -> list[Any] | None:
     """The optimizer's parameter groups with their hyperparameters, or None."""
-    try:
-        groups: list[Any] = _torch_state(optimizer)["param_groups"]
-    except IndexedError:
-        return None
-    return groups
+    for key in ("optimizer_state_dict", "optimizer"):
+        if isinstance(optimizer, Mapping) and isinstance(optimizer.get(key), Mapping):
+            optimizer = optimizer[key]
+    groups = optimizer.get("param_groups") if isinstance(optimizer, Mapping) else None
+    return groups if isinstance(groups, list) else None
 
 
 def indexed_step(file: TorchFile, optimizer: Any) -> int | None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.errors import RejectedError
 from mds_ckpt.megatron.assemble import Assembly, Fragment, TorchSource
+from mds_ckpt.megatron.distributed_optimizer import FILE as DISTRIBUTED
+from mds_ckpt.megatron.distributed_optimizer import distributed_parts, distributed_step
 from mds_ckpt.megatron.indexed_state import (
     IndexedError,
     indexed_groups,
@@ -20,6 +22,7 @@ from mds_ckpt.megatron.indexed_state import (
 )
 from mds_ckpt.megatron.legacy_model import Degrees, ModelReading, args_of, known_name
 from mds_ckpt.megatron.naming import Named, flatten
+from mds_ckpt.megatron.zero import FlatPart
 from mds_ckpt.pickles.archive import TorchFile, open_torch_file
 from mds_ckpt.pickles.records import TensorRef
 from mds_ckpt.read_options import ReadOptions
@@ -83,7 +86,9 @@ def read_megatron(folder: Path, options: ReadOptions) -> Checkpoint:
     for rank in ranks:
         reader.add(assembly, rank)
         reading.keep_random(rank.tp, rank.pp, rank.file)
-    step = indexed_step(ranks[0].file, state.get("optimizer")) if state.get("optimizer") else None
+    step = None
+    if optimizer := state.get("optimizer"):
+        step = indexed_step(ranks[0].file, optimizer) or distributed_step(optimizer)
     return reading.checkpoint("megatron", assembly.states(), degrees, step=step)
 
 
@@ -216,18 +221,29 @@ class _Reader:
         optimizer = rank.file.value.get("optimizer")
         if not optimizer:
             return
-        parameters = {f"{chunk}:{name}": t for name, chunk, t in self._parameters(rank)}
         try:
-            parts = list(indexed_parts(rank.file, optimizer, parameters))
+            parts = list(self._optimizer_parts(rank, optimizer))
         except IndexedError as error:
             self._reading.note(f"{rank.file.path.parent.name}: {error}; moments are not read")
             return
         self._reading.keep_groups(indexed_groups(optimizer), None, [])
-        for part, shape in parts:
-            chunk, _, name = part.name.partition(":")
-            named = self._named(rank, name, int(chunk))
-            fragment = _fragment(rank.tp, shape, part.dtype, part.source, _copy(name))
+        for chunk, part, shape in parts:
+            named = self._named(rank, part.name, chunk)
+            fragment = _fragment(rank.tp, shape, part.dtype, part.source, _copy(part.name))
             assembly.add(named, part.state, fragment)
+
+    def _optimizer_parts(
+        self, rank: _Rank, optimizer: Any
+    ) -> Iterator[tuple[int, FlatPart, tuple[int, ...]]]:
+        """What the rank's own file holds, or that of the distributed optimizer beside it."""
+        shared = rank.file.path.with_name(DISTRIBUTED)
+        if shared.exists() or shared.is_symlink():
+            yield from distributed_parts(shared, rank.file, rank.chunks)
+            return
+        parameters = {f"{chunk}:{name}": t for name, chunk, t in self._parameters(rank)}
+        for part, shape in indexed_parts(rank.file, optimizer, parameters):
+            number, _, name = part.name.partition(":")
+            yield int(number), replace(part, name=name), shape
 
 
 def _copy(name: str) -> int:
