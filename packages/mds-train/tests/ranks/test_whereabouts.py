@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -10,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from mds_train.errors import ExitCode, LostRankError, describe
-from mds_train.ranks.whereabouts import Place, Whereabouts, find_lost, lost_sentence
+from mds_train.ranks.whereabouts import (
+    Place,
+    Whereabouts,
+    find_lost,
+    lost_sentence,
+    read_places,
+)
 
 HERE = Place(rank=0, step=7, doing="update", count=40, time=100.0, pid=os.getpid(), host="here")
 
@@ -23,6 +30,11 @@ def dead_pid() -> int:
     return process.pid
 
 
+def lost_of(folder: Path, *, world_size: int) -> list[Place]:
+    """Whom rank 0 takes for lost."""
+    return find_lost(read_places(folder, here=HERE, world_size=world_size), here=HERE)
+
+
 def put(folder: Path, place: Place) -> Place:
     (folder / f"rank-{place.rank}.where").write_text(json.dumps(asdict(place)))
     return place
@@ -32,7 +44,7 @@ def test_a_rank_that_is_gone_is_named_before_those_behind(tmp_path: Path, dead_p
     put(tmp_path, replace(HERE, rank=1, count=10))
     gone = put(tmp_path, replace(HERE, rank=2, count=39, doing="save", pid=dead_pid))
 
-    assert find_lost(tmp_path, here=HERE, world_size=3) == [gone]
+    assert lost_of(tmp_path, world_size=3) == [gone]
     sentence = lost_sentence([gone], here=HERE, now=130.0)
     assert sentence == (
         f"Rank 0 could not go on with the update of step 7: rank 2 (process {dead_pid} on here) is "
@@ -46,7 +58,7 @@ def test_without_one_that_is_gone_the_furthest_behind_are_named(tmp_path: Path) 
     put(tmp_path, replace(HERE, rank=2, count=39))
     stuck = put(tmp_path, replace(HERE, rank=3, count=20, step=4, doing="validation"))
 
-    assert find_lost(tmp_path, here=HERE, world_size=4) == [stuck]
+    assert lost_of(tmp_path, world_size=4) == [stuck]
     assert "has not moved for 30 s, in the validation of step 4" in lost_sentence(
         [stuck], here=HERE, now=130.0
     )
@@ -56,8 +68,24 @@ def test_who_has_ended_itself_is_not_lost_nor_is_a_torn_file(tmp_path: Path, dea
     put(tmp_path, replace(HERE, rank=1, count=3, doing="ended", pid=dead_pid))
     (tmp_path / "rank-2.where").write_text('{"rank": 2, "st')
 
-    assert find_lost(tmp_path, here=HERE, world_size=4) == []
+    assert lost_of(tmp_path, world_size=4) == []
     assert "no rank is known to be behind" in lost_sentence([], here=HERE, now=1.0)
+
+
+def test_a_stopped_process_is_named_though_it_is_not_behind(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        put(tmp_path, replace(HERE, rank=1))
+        stopped = put(tmp_path, replace(HERE, rank=2, count=50, pid=process.pid))
+
+        found = lost_of(tmp_path, world_size=3)
+        sentence = lost_sentence(found, here=HERE, now=130.0)
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+
+    assert found == [stopped]
+    assert "has not moved for 30 s and is stopped, in the update of step 7" in sentence
 
 
 def fail(run_dir: Path, error: Exception, *, other: Place | None = None) -> None:

@@ -13,15 +13,18 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
 
 from mds_train.errors import LostRankError, is_lost_rank
 
-__all__ = ["Place", "Whereabouts", "find_lost", "lost_sentence"]
+__all__ = ["Place", "Whereabouts", "find_gone", "find_lost", "lost_sentence", "read_places"]
 
+_LOOKS, _PAUSE = 50, 0.1
+"""How often to look for a lost rank, and the seconds between: a killed process takes a moment to
+be gone, and the others fail about when this one does."""
 _WIDTH = 256
 """Bytes of a file: it is written over in place, so a reader never sees half of it for long."""
 
@@ -101,10 +104,19 @@ class Whereabouts:
                 raise
             here = self._place
             self.at("ended", step=here.step)  # whoever fails next must not take this rank for lost
-            lost = find_lost(self._folder, here=here, world_size=self._world_size)
+            lost = self._look(here)
             sentence = lost_sentence(lost, here=here, now=time.time())
             first = str(error).strip().splitlines()[0]
             raise LostRankError(f"{sentence} ({first})") from error
+
+    def _look(self, here: Place) -> list[Place]:
+        """Find the lost ranks; others that fail as this one does get a moment to say so."""
+        for _ in range(_LOOKS):
+            places = read_places(self._folder, here=here, world_size=self._world_size)
+            if find_gone(places, here=here) or all(place.doing == "ended" for place in places):
+                break
+            time.sleep(_PAUSE)
+        return find_lost(places, here=here)
 
     def _write(self) -> None:
         if self._descriptor < 0:
@@ -115,24 +127,34 @@ class Whereabouts:
             os.write(self._descriptor, f"{text:<{_WIDTH - 1}}\n".encode())
 
 
-def find_lost(folder: Path, *, here: Place, world_size: int) -> list[Place]:
-    """The ranks that are gone, or else those that are furthest behind; none if nobody is.
-
-    Args:
-        folder: Where the ranks' files are.
-        here: Where this rank failed.
-        world_size: How many ranks there are.
-    """
-    others = [
+def read_places(folder: Path, *, here: Place, world_size: int) -> list[Place]:
+    """Where the other ranks are; those whose file is not there yet are left out."""
+    return [
         place
         for rank in range(world_size)
         if rank != here.rank and (place := _read(_path(folder, rank))) is not None
     ]
-    running = [place for place in others if place.doing != "ended"]
-    gone = [place for place in running if place.host == here.host and not _is_alive(place.pid)]
-    if gone:
+
+
+def find_gone(places: Sequence[Place], *, here: Place) -> list[Place]:
+    """The ranks of this machine whose process has died or stopped before it could say so."""
+    return [
+        place
+        for place in places
+        if place.doing != "ended" and place.host == here.host and _state(place.pid) != "running"
+    ]
+
+
+def find_lost(places: Sequence[Place], *, here: Place) -> list[Place]:
+    """The ranks that are gone, or else those that are furthest behind; none if nobody is.
+
+    Args:
+        places: Of the other ranks.
+        here: Where this rank failed.
+    """
+    if gone := find_gone(places, here=here):
         return gone
-    behind = [place for place in running if place.count < here.count]
+    behind = [place for place in places if place.doing != "ended" and place.count <= here.count]
     furthest = min((place.count for place in behind), default=0)
     return [place for place in behind if place.count == furthest]
 
@@ -151,9 +173,11 @@ def lost_sentence(lost: list[Place], *, here: Place, now: float) -> str:
 def _describe(place: Place, *, here: Place, now: float) -> str:
     where = f"rank {place.rank} (process {place.pid} on {place.host})"
     last = f"in the {place.doing} of step {place.step}"
-    if place.host == here.host and not _is_alive(place.pid):
+    state = _state(place.pid) if place.host == here.host else "running"
+    if state == "gone":
         return f"{where} is gone, last seen {last}"
-    return f"{where} has not moved for {now - place.time:.0f} s, {last}"
+    stopped = " and is stopped" if state == "stopped" else ""
+    return f"{where} has not moved for {now - place.time:.0f} s{stopped}, {last}"
 
 
 def _path(folder: Path, rank: int) -> Path:
@@ -167,15 +191,17 @@ def _read(path: Path) -> Place | None:
         return None  # not begun yet, or written this very moment
 
 
-def _is_alive(pid: int) -> bool:
+def _state(pid: int) -> str:
+    """Whether a process of this machine is "running", "stopped" or "gone"."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
-        return False
+        return "gone"
     except PermissionError:
-        return True
+        return "running"
     with contextlib.suppress(OSError, IndexError):
-        # A killed child that nobody has waited for yet is no more either.
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return stat.rpartition(")")[2].split()[0] != "Z"
-    return True
+        letter = stat.rpartition(")")[2].split()[0]
+        # A killed child that nobody has waited for yet is no more either.
+        return {"Z": "gone", "X": "gone", "T": "stopped", "t": "stopped"}.get(letter, "running")
+    return "running"

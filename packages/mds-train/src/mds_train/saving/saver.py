@@ -9,7 +9,6 @@ becomes the same exception on all, at a step, and a checkpoint counts only after
 from __future__ import annotations
 
 import contextlib
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -156,14 +155,12 @@ class Saver:
         try:
             partial = attempt_on_all(lambda: self._stage(state, lock))[0]
             assert partial is not None
-            snapshot = self._snapshot(state, partial)
+            snapshot = self._snapshot(state)
         except BaseException:
             lock.close()
             raise
-        action = lambda: write_snapshot(snapshot, partial, rank=self._parts.groups.rank)  # noqa: E731
-        work: Future[Any] = (
-            self._threads.submit(action) if self._settings.async_save else _done(action)
-        )
+        rank = self._parts.groups.rank
+        work = self._begin(lambda: write_snapshot(snapshot, partial, rank=rank))
         self._last_step = state.iteration
         self._job = _Job(
             snapshot=snapshot,
@@ -184,13 +181,13 @@ class Saver:
         lock.enter_context(commit.lock(root))
         return commit.stage(root, state.iteration)
 
-    def _snapshot(self, state: TrainState, partial: Path) -> Snapshot:
+    def _snapshot(self, state: TrainState) -> Snapshot:
         copied = self._settings.async_save
         taken: list[Snapshot] = []
         try:
             attempt_on_all(lambda: taken.append(take_snapshot(self._parts, state, copied=copied)))
         except (OSError, ValueError, RuntimeError):
-            self._remove(partial)
+            self._clean()
             raise
         return taken[0]
 
@@ -255,8 +252,9 @@ class Saver:
         )
 
     def _on_first(self, action: Callable[[], Any]) -> Future[Any]:
-        if not self._first:
-            return _done(lambda: None)
+        return self._begin(action) if self._first else _done(lambda: None)
+
+    def _begin(self, action: Callable[[], Any]) -> Future[Any]:
         return self._threads.submit(action) if self._settings.async_save else _done(action)
 
     @contextlib.contextmanager
@@ -266,13 +264,15 @@ class Saver:
         except (OSError, ValueError, RuntimeError):
             self._job = None
             self._last_step = None
-            self._remove(job.partial)
+            self._clean()
             job.lock.close()
             raise
 
-    def _remove(self, partial: Path) -> None:
+    def _clean(self) -> None:
+        """Leave nothing of a save that failed; the lock is still held."""
         if self._first:
-            shutil.rmtree(partial, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                commit.clean(self._parts.checkpoints)
 
 
 def _done(action: Callable[[], Any]) -> Future[Any]:
