@@ -1,6 +1,9 @@
-"""Preprocess against the original's loop, in MB of text per CPU-second, and peak memory.
+"""Preprocess against the original's loop and peers, in MB of text per CPU-second, and peak memory.
 
+    pip install datatrove datasets
     python benchmarks/preprocess.py [--sizes 1 4 16] [--rounds 3] [--document-mb 100]
+
+A peer that is not installed is left out.
 
 The original encodes one document at a time with offsets, as `tools/preprocess_data.py` does in each
 worker; here it runs in one process, without its pool and without transformers around the tokenizer,
@@ -11,7 +14,9 @@ same run on one short document) is subtracted. Sizes are multiples of the sample
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -50,6 +55,46 @@ def ours(source: Path, folder: Path, *, workers: int) -> None:
         raise SystemExit(1)
 
 
+def datatrove(source: Path, folder: Path) -> None:
+    """The tokenizing pipeline of datatrove."""
+    from datatrove.executor import LocalPipelineExecutor
+    from datatrove.pipeline.readers import JsonlReader
+    from datatrove.pipeline.tokens import DocumentTokenizer
+
+    inputs = folder / "inputs"
+    shutil.rmtree(inputs, ignore_errors=True)
+    inputs.mkdir()
+    (inputs / "in.jsonl").symlink_to(source)
+    tokenizer = DocumentTokenizer(
+        str(folder / "datatrove"),
+        str(folder / "tokenizer.json"),
+        eos_token="<|endoftext|>",
+        shuffle_documents=False,
+    )
+    logs = tempfile.mkdtemp(dir=folder)  # it passes over work that a log calls done
+    LocalPipelineExecutor(
+        [JsonlReader(str(inputs)), tokenizer], tasks=1, workers=1, logging_dir=logs
+    ).run()
+
+
+def hf_map(source: Path, folder: Path) -> None:
+    """`datasets.map` with the tokenizers library, as fine-tuning scripts do it."""
+    import datasets
+    from tokenizers import Tokenizer
+
+    datasets.disable_progress_bars()
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    cache = tempfile.mkdtemp(dir=folder)
+    rows = datasets.load_dataset("json", data_files=str(source), split="train", cache_dir=cache)
+    rows = rows.map(
+        lambda batch: {"ids": [each.ids for each in tokenizer.encode_batch(batch["text"])]},
+        batched=True,
+        remove_columns=rows.column_names,
+    )
+    shutil.rmtree(folder / "hf", ignore_errors=True)
+    rows.save_to_disk(str(folder / "hf"))
+
+
 def contestant(name: str, source: Path, folder: Path) -> None:
     """Run one contestant in this process and print its CPU seconds and its tree's peak MB."""
     import os
@@ -60,8 +105,8 @@ def contestant(name: str, source: Path, folder: Path) -> None:
     peaks = [0.0]
     watcher = threading.Thread(target=watch, args=(stop, peaks), daemon=True)
     watcher.start()
-    if name == "original":
-        original(source, folder)
+    if name in {"original", *PEERS}:
+        {"original": original, **PEERS}[name](source, folder)
     else:
         ours(source, folder, workers=int(name.removeprefix("ours-")))
     stop.set()
@@ -69,6 +114,10 @@ def contestant(name: str, source: Path, folder: Path) -> None:
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     cpu = sum(usage.ru_utime + usage.ru_stime for usage in usages)
     print(json.dumps({"cpu": cpu, "peak": peaks[0]}))
+
+
+PEERS = {"datatrove": datatrove, "hf-map": hf_map}
+MODULES = {"datatrove": "datatrove", "hf-map": "datasets"}
 
 
 def watch(stop: threading.Event, peaks: list[float]) -> None:
@@ -96,7 +145,8 @@ def measure(name: str, source: Path, folder: Path) -> dict[str, float]:
 
 
 def compare(source: Path, tiny: Path, folder: Path, *, rounds: int) -> None:
-    names = ["original", "ours-1", "ours-2"]
+    peers = [name for name in PEERS if importlib.util.find_spec(MODULES[name]) is not None]
+    names = ["original", "ours-1", "ours-2", *peers]
     net: dict[str, list[float]] = {name: [] for name in names}
     gross: dict[str, list[float]] = {name: [] for name in names}
     peak: dict[str, float] = dict.fromkeys(names, 0.0)

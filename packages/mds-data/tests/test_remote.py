@@ -14,10 +14,12 @@ from store_material import random_documents, write_small
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from mds_data import DamagedError, GPTDataset, StoreError, open_store
+from mds_data.cli import main
 from mds_data.store.append import append_documents
 from mds_data.store.merge import merge_stores
 from mds_data.store.remote import RemoteOptions, open_remote_store
 from mds_data.store.remote_files import RemoteError, RetryPolicy
+from mds_data.store.verify import verify_remote_store
 
 FAST = RetryPolicy(attempts=4, first_wait=0.0, timeout=20)
 DOCUMENTS = random_documents(40, seed=4, longest=120)
@@ -262,3 +264,27 @@ def test_threads_and_forked_children_may_share_a_store(path: Path) -> None:
         good = all(np.array_equal(store[n], DOCUMENTS[n]) for n in range(40))
         os._exit(0 if good else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("place", ["tokens/c/1", "doc_length/c/0", "zarr.json", "manifest.json"])
+def test_verify_finds_flipped_bits_there_too(path: Path, place: str) -> None:
+    assert verify_remote_store(LocalStore(path, read_only=True)).sound
+    file = path / place
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 2
+    file.write_bytes(data)
+
+    report = verify_remote_store(LocalStore(path, read_only=True))
+
+    assert len(report.problems) == 1
+    assert place in report.problems[0]
+
+
+def test_verify_takes_a_url(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("fsspec")
+
+    assert main(["verify", f"file://{path}"]) == 0
+    assert "is sound" in capsys.readouterr().out
+    (path / "tokens/c/0").unlink()
+    assert main(["verify", f"file://{path}"]) == 1
+    assert "tokens/c/0: is missing" in capsys.readouterr().out

@@ -26,9 +26,10 @@ __all__ = [
 
 def verify(arguments: argparse.Namespace) -> int:
     """Check a store; 1 if anything is wrong."""
-    from mds_data.store.verify import verify_store
+    from mds_data.store.verify import verify_remote_store, verify_store
 
-    report = verify_store(arguments.path)
+    is_url = isinstance(arguments.path, str)
+    report = (verify_remote_store if is_url else verify_store)(arguments.path)
     write([*report.problems, *(f"note: {note}" for note in report.notes)])
     if not report.sound:
         count = len(report.problems)

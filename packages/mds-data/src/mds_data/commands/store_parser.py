@@ -70,7 +70,7 @@ def _add_verify(commands: Commands) -> None:
         "documents out of order and tokens outside the vocabulary. Exit code 1 if there are any.",
         examples="example:\n  mds-data verify store",
     )
-    parser.add_argument("path", type=Path, metavar="STORE")
+    parser.add_argument("path", type=_place, metavar="STORE", help="or a URL such as s3://bucket/x")
 
 
 def _add_merge(commands: Commands) -> None:

@@ -28,7 +28,7 @@ from mds_data.store.schema import MANIFEST_LIMIT, MANIFEST_NAME, manifest_from_j
 from mds_data.store.shard import decode_chunk, decode_index
 from mds_data.store.token_store import TokenStore
 
-__all__ = ["RemoteOptions", "RemoteTokenStore", "open_remote_store"]
+__all__ = ["RemoteOptions", "RemotePart", "RemoteTokenStore", "open_remote_store"]
 
 _LARGEST_REQUEST = 2**23
 """Bytes of neighbouring chunks that one request asks for."""
@@ -71,7 +71,7 @@ class _RemoteArray:
     """A 1-D array of a store, fetched chunk by chunk."""
 
     def __init__(
-        self, part: "_RemotePart", name: str, *, options: RemoteOptions, cache: ChunkCache | None
+        self, part: "RemotePart", name: str, *, options: RemoteOptions, cache: ChunkCache | None
     ) -> None:
         self._part = part
         self._name = name
@@ -259,7 +259,7 @@ class _RemoteArray:
         self._offsets.clear()
 
 
-class _RemotePart:
+class RemotePart:
     """The arrays of one folder: an ordinary store, or one segment of a merged one."""
 
     def __init__(
@@ -380,7 +380,7 @@ class RemoteTokenStore(TokenStore):
 
     def read_file(self, path: str) -> bytes:
         """All bytes of a file of the store, such as its tokenizer."""
-        part = cast("_RemotePart", self.parts[0])
+        part = cast("RemotePart", self.parts[0])
         return part.read_file(path)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -432,9 +432,9 @@ def _parts(
     options: RemoteOptions,
     *,
     depth: int = 0,
-) -> Iterator[_RemotePart]:
+) -> Iterator[RemotePart]:
     if not manifest.segments:
-        yield _RemotePart(files, prefix, manifest, hashlib.sha256(data).hexdigest(), options)
+        yield RemotePart(files, prefix, manifest, hashlib.sha256(data).hexdigest(), options)
         return
     if depth == _DEEPEST:
         raise StoreError(f"{files.name}: segments lie more than {_DEEPEST} deep")

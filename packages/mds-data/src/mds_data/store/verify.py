@@ -3,8 +3,9 @@
 import hashlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 
@@ -13,10 +14,11 @@ from mds_data.store.commit import pending_name
 from mds_data.store.folder import StoreFolder, file_problems, open_plain_file, read_manifest
 from mds_data.store.indexed_dataset import find_append_eod_fault, pair_prefix, read_indexed_dataset
 from mds_data.store.reader import ShardedArray
+from mds_data.store.remote import RemoteOptions, RemotePart, open_remote_store
 from mds_data.store.schema import MANIFEST_NAME, Manifest, Producer, has_digest
 from mds_data.store.token_store import StorePart, checked_segment
 
-__all__ = ["VerifyReport", "verify_store"]
+__all__ = ["VerifyReport", "verify_remote_store", "verify_store"]
 
 _BLOCK = 2**20
 
@@ -59,18 +61,57 @@ def verify_store(path: str | os.PathLike[str]) -> VerifyReport:
         if not os.path.lexists(root):
             raise FileNotFoundError(f"{root}: there is no such store; check the path")
         check.store(root)
-    return VerifyReport(
-        problems=tuple(check.problems),
-        notes=tuple(check.notes),
-        files=check.files,
-        size=check.size,
-        documents=check.documents,
-        tokens=check.tokens,
-    )
+    return check.report()
+
+
+def verify_remote_store(location: Any, *, options: RemoteOptions | None = None) -> VerifyReport:
+    """Check a store behind a network: every byte that the manifest names, and every promise.
+
+    Files that no manifest names are not looked for there.
+
+    Args:
+        location: A URL, or a zarr store.
+        options: How it is read; the local cache is passed over.
+
+    Raises:
+        FileNotFoundError: There is no store.
+        RemoteError: No try got an answer.
+    """
+    check = _Check()
+    try:
+        plain = replace(options or RemoteOptions(), cache=None)
+        with open_remote_store(location, options=plain) as store:
+            for part in store.parts:
+                check.remote_part(cast("RemotePart", part))
+    except DataError as error:
+        check.problems.append(str(error))
+    return check.report()
 
 
 class _Check:
     """The findings, and the walk that collects them."""
+
+    def remote_part(self, part: RemotePart) -> None:
+        before = len(self.problems)
+        for path, record in part.manifest.files.items():
+            self.files += 1
+            self.size += record.size
+            try:
+                part.read_file(path)
+            except DataError as error:
+                self.problems.append(str(error))
+        if len(self.problems) == before:
+            self._content(part)
+
+    def report(self) -> VerifyReport:
+        return VerifyReport(
+            problems=tuple(self.problems),
+            notes=tuple(self.notes),
+            files=self.files,
+            size=self.size,
+            documents=self.documents,
+            tokens=self.tokens,
+        )
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -163,7 +204,7 @@ class _Check:
                     f"or put there by someone); readers pass it over"
                 )
 
-    def _content(self, part: StorePart) -> None:
+    def _content(self, part: StorePart | RemotePart) -> None:
         _, lengths = part.bounds()
         self.documents += len(lengths)
         self.tokens += int(lengths.sum())
@@ -181,7 +222,7 @@ class _Check:
         if counts.sentences is not None:
             self._sentences(part)
 
-    def _vocabulary(self, part: StorePart) -> None:
+    def _vocabulary(self, part: StorePart | RemotePart) -> None:
         layout, vocab_size = part.tokens.layout, part.manifest.vocab_size
         for start in range(0, part.tokens.length, layout.chunk):
             ids = part.tokens.read(start, min(start + layout.chunk, part.tokens.length))
@@ -195,7 +236,7 @@ class _Check:
                 )
                 return
 
-    def _sentences(self, part: StorePart) -> None:
+    def _sentences(self, part: StorePart | RemotePart) -> None:
         lengths, counts = part.sentence_length(), part.document_array("doc_sentences")
         _, tokens = part.bounds()
         ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
