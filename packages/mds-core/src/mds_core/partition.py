@@ -92,13 +92,13 @@ def _cheapest(
     for part in range(1, count + 1):
         row: list[tuple[float, list[int]]] = [(math.inf, [])] * (total + 1)
         for stop in range(part, total + 1):
-            for start in range(part - 1, stop):
+            for start in range(stop - 1, part - 2, -1):
                 cost = sums[stop] - sums[start]
-                if cost > limit or math.isinf(best[start][0]):
-                    continue
+                if cost > limit or (math.isinf(power) and cost > row[stop][0]):
+                    break  # parts that begin earlier cost more
                 before = best[start][0]
                 value = max(before, cost) if math.isinf(power) else before + cost**power
-                if value < row[stop][0]:
+                if value <= row[stop][0] and not math.isinf(value):
                     row[stop] = (value, [*best[start][1], stop])
         best = row
     return best[total]

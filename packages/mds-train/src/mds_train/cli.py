@@ -95,6 +95,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         "run": _run_parser,
         "resume": _resume_parser,
         "generate": _generate_parser,
+        "plan": _plan_parser,
         "recipes": _recipes_parser,
         "launch": _launch_parser,
         "report": _report_parser,
@@ -174,6 +175,24 @@ def _generate_parser(commands: _Commands[argparse.ArgumentParser]) -> argparse.A
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--json", action="store_true", help="one JSON object a prompt")
     parser.set_defaults(command=_generate)
+    return parser
+
+
+def _plan_parser(commands: _Commands[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    from mds_train.plan.command import EXAMPLES, add_arguments
+
+    text = "Say what a run will need: memory by part, time, traffic, disk; or search a layout."
+    parser = commands.add_parser(
+        "plan",
+        help=text,
+        description=text,
+        epilog=EXAMPLES,
+        usage="%(prog)s CONFIG [--gpus N] [--gpu KIND] [--search] [overrides]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_arguments(parser)
+    parser.set_defaults(command=_plan)
     return parser
 
 
@@ -343,6 +362,29 @@ def _generate(
         line = json.dumps({"prompt": prompt, "text": text, "tokens": answer}, ensure_ascii=False)
         sys.stdout.write((line if options.json else prompt + text) + "\n")
     return ExitCode.DONE
+
+
+def _plan(
+    options: argparse.Namespace, rest: list[str], environment: Environment, console: Console
+) -> int:
+    del console
+    from mds_train import session
+    from mds_train.config.loading import build
+    from mds_train.plan.command import show_plan
+    from mds_train.recipes.catalogue import find_recipe
+
+    path, gpus = Path(options.config), options.gpus or 1
+    if not path.exists() and path.suffix != ".toml":
+        recipe = find_recipe(options.config)
+        path, gpus = recipe.path, options.gpus or recipe.gpus
+    named = any(word.startswith("--data.store") for word in rest)
+    settings = session.settings_of_new_run(
+        path,
+        rest if named else ["--data.store", "store", *rest],
+        environment=environment,
+        prog="mds-train plan CONFIG",
+    )
+    return show_plan(build(settings), options, _console(0), gpus=gpus)
 
 
 def _recipes(

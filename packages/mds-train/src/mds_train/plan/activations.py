@@ -1,0 +1,130 @@
+"""Bytes that one layer keeps for its backward pass, counted by running it on fake tensors.
+
+The very layer that would train runs on tensors without data, in process groups without peers; what
+autograd saves is added up. So the number follows the code: tensor and sequence parallelism,
+grouped queries, gates, recomputation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from mds_core.config import GPTConfig
+from mds_core.groups import Layout, ProcessGroups
+from mds_core.models import GPT
+from mds_core.partition import Stage
+from mds_train.config import TrainConfig
+from mds_train.model_building import execution_of, parameter_dtype
+
+__all__ = ["LayerCounter", "layer_bytes"]
+
+
+class LayerCounter:
+    """`layer_bytes` that counts each kind of layer once, whatever the micro batch is."""
+
+    def __init__(self) -> None:
+        self._counted: dict[tuple[object, ...], int] = {}
+
+    def __call__(self, config: TrainConfig) -> int:
+        """Bytes saved by one layer of one rank for one micro batch."""
+        parallel, memory, train = config.parallel, config.memory, config.train
+        key = (
+            *(parallel.tp_size, parallel.sequence_parallel, parallel.ulysses_size),
+            *(memory, train.precision, config.data.seq_length, config.model),
+        )
+        if key not in self._counted:
+            one = replace(config, train=replace(train, micro_batch_size=1))
+            self._counted[key] = layer_bytes(one)
+        return self._counted[key] * train.micro_batch_size
+
+
+def layer_bytes(config: TrainConfig) -> int:
+    """Bytes saved by one dense layer of one rank for one micro batch.
+
+    Args:
+        config: The run; its tensor parallel and Ulysses degrees, precision and recomputation count.
+
+    Returns:
+        Bytes of all tensors that autograd keeps, weights excepted.
+    """
+    parallel = config.parallel
+    layout = Layout(tp_size=parallel.tp_size, ulysses_size=parallel.ulysses_size)
+    with _fake_groups(layout) as groups:
+        return _saved_bytes(config, groups)
+
+
+@contextmanager
+def _fake_groups(layout: Layout) -> Iterator[ProcessGroups]:
+    if layout.world_size == 1:
+        yield ProcessGroups.single()
+        return
+    if dist.is_initialized():
+        raise RuntimeError("A layer is counted in fake groups, which real ones exclude.")
+    dist.init_process_group("fake", rank=0, world_size=layout.world_size, store=FakeStore())
+    try:
+        yield ProcessGroups.build(layout)
+    finally:
+        dist.destroy_process_group()
+
+
+def _saved_bytes(config: TrainConfig, groups: ProcessGroups) -> int:
+    model = GPT(
+        _one_of_three_layers(config.model.core()),
+        groups,
+        stage=Stage(index=1, count=3, layers=range(1, 2)),
+        dtype=parameter_dtype(config),
+        device="meta",
+        execution=execution_of(config),
+    )
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept.setdefault(storage._cdata, tensor)
+        return tensor
+
+    with mode:
+        model.to_empty(device="cpu")
+        hidden, positions = _inputs(config)
+    weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    with mode, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = model.forward_stage(hidden, position_ids=positions)
+    del result
+    return sum(
+        tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in weights
+    )
+
+
+def _one_of_three_layers(model: GPTConfig) -> GPTConfig:
+    """The same layer without what stands around it; experts are counted as a dense layer."""
+    position = "none" if model.position_embedding == "learned" else model.position_embedding
+    return replace(
+        model,
+        num_layers=3,
+        position_embedding=position,
+        num_experts=None,
+        layer_experts=None,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+    )
+
+
+def _inputs(config: TrainConfig) -> tuple[Tensor, Tensor]:
+    parallel = config.parallel
+    own = config.data.seq_length // parallel.ulysses_size
+    share = parallel.tp_size if parallel.sequence_parallel else 1
+    hidden = torch.zeros(
+        (config.train.micro_batch_size, own // share, config.model.hidden_size),
+        dtype=parameter_dtype(config),
+        requires_grad=True,
+    )
+    return hidden, torch.arange(config.data.seq_length)[None]

@@ -1,0 +1,115 @@
+"""Memory of one rank, by part, for a configuration on so many ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from mds_core.pipeline.simulation import simulate
+from mds_train.config import TrainConfig
+from mds_train.estimate import estimate_memory
+from mds_train.model_building import stages
+from mds_train.plan.activations import LayerCounter
+
+__all__ = ["MemoryPlan", "memory_by_stage", "plan_memory"]
+
+_FP32 = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryPlan:
+    """Bytes of the fullest rank."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    """Kept for the backward pass, of all micro batches under way."""
+    head: int
+    """Embedding output, and a chunk of logits with its gradient."""
+
+    @property
+    def total(self) -> int:
+        """All parts, without what the allocator and libraries hold besides."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.head
+
+
+def plan_memory(
+    config: TrainConfig, *, world_size: int, count_layer: LayerCounter | None = None
+) -> MemoryPlan:
+    """Memory of the fullest rank: states exactly, activations counted on fake tensors.
+
+    Args:
+        config: The run.
+        world_size: Number of ranks.
+        count_layer: One that many plans share, so that a layer is counted once.
+    """
+    states = estimate_memory(config, world_size=world_size)
+    return MemoryPlan(
+        weights=states.weights,
+        gradients=states.gradients,
+        optimizer=states.optimizer,
+        activations=_activations(config, count_layer or LayerCounter(), world_size=world_size),
+        head=_head(config),
+    )
+
+
+def memory_by_stage(config: TrainConfig, *, world_size: int) -> dict[int, MemoryPlan]:
+    """The same for every ZeRO stage that goes with the layout."""
+    possible = (0, 1) if config.parallel.pp_size > 1 else (0, 1, 2, 3)
+    count_layer = LayerCounter()
+    return {
+        stage: plan_memory(
+            replace(config, parallel=replace(config.parallel, zero_stage=stage)),
+            world_size=world_size,
+            count_layer=count_layer,
+        )
+        for stage in possible
+    }
+
+
+def _activations(config: TrainConfig, count_layer: LayerCounter, *, world_size: int) -> int:
+    memory = config.memory
+    whole = replace(config, memory=replace(memory, recompute="none", recompute_layers=1))
+    layer = count_layer(config)
+    layers = _layers_of_fullest_rank(config)
+    if memory.recompute != "full":
+        return round(layers * layer * _under_way(config, world_size=world_size))
+    blocks = -(-layers // memory.recompute_layers)
+    kept = blocks * layer * _under_way(config, world_size=world_size)
+    return round(kept + min(memory.recompute_layers, layers) * count_layer(whole))
+
+
+def _layers_of_fullest_rank(config: TrainConfig) -> int:
+    parallel = config.parallel
+    if parallel.pp_size == 1:
+        return config.model.num_layers
+    per_rank = parallel.stage_count // parallel.pp_size
+    return per_rank * max(len(stage.layers) for stage in stages(config))
+
+
+def _under_way(config: TrainConfig, *, world_size: int) -> float:
+    """Micro batches whose activations the fullest rank holds at once, from the simulator."""
+    parallel, train = config.parallel, config.train
+    if parallel.pp_size == 1:
+        return 1.0
+    count = train.global_batch_size // (train.micro_batch_size * parallel.dp_size(world_size))
+    if parallel.pipeline_schedule == "gpipe":
+        return float(count)
+    if parallel.pipeline_schedule == "1f1b":
+        return float(min(count, parallel.pp_size))
+    simulation = simulate(
+        parallel.pipeline_schedule,
+        pp_size=parallel.pp_size,
+        micro_batches=min(count, 4 * parallel.pp_size),
+        chunks=parallel.stage_count // parallel.pp_size,
+    )
+    return max(simulation.peak_activations)
+
+
+def _head(config: TrainConfig) -> int:
+    """The chunked loss keeps the gradients of its input and of its weight, and one chunk."""
+    model, parallel = config.model, config.parallel
+    positions = config.train.micro_batch_size * config.data.seq_length // parallel.ulysses_size
+    rows = model.padded_vocab_size(parallel.tp_size) // parallel.tp_size
+    chunk = min(positions, 1024) * rows * _FP32
+    return positions * model.hidden_size * _FP32 + rows * model.hidden_size * _FP32 + 2 * chunk
