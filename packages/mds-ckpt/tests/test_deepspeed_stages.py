@@ -148,6 +148,21 @@ def test_fp32_weights_come_from_the_masters(tmp_path: Path) -> None:
         assert found.tensor(name).numpy().tobytes() == tensor.numpy().tobytes()
 
 
+def test_every_format_takes_the_masters_where_fp32_is_wanted(tmp_path: Path) -> None:
+    source = fixture("gpt_tp2pp2dp2_z1_bf16") / "ckpt"
+    wanted = open_checkpoint(source)
+    for target in ("hf", "mds", "megatron", "mcore", "universal"):
+        convert(source, tmp_path / target, to=target, dtype="F32")
+
+        found = open_checkpoint(tmp_path / target)
+        for name, tensor in wanted.states["master"].items():
+            np.testing.assert_array_equal(found.tensor(name).numpy(), tensor.numpy())
+    convert(source, tmp_path / "release", to="deepspeed", dtype="F32", release=True)
+    words = "embedding.word_embeddings.weight"
+    released = open_checkpoint(tmp_path / "release").tensor(words)
+    np.testing.assert_array_equal(released.numpy(), wanted.tensor(words, "master").numpy())
+
+
 def test_masters_are_made_of_weights_that_have_none(tmp_path: Path) -> None:
     source = open_checkpoint(fixture("gpt_nopipe_dp2_z3_bf16") / "ckpt")
     states = {state: found for state, found in source.states.items() if state != "master"}

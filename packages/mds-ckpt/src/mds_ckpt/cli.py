@@ -223,7 +223,10 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in text.split(","))
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdecimal() for word in words):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 3,4,4,3")
+    return tuple(map(int, words))
 
 
 def _dtype(word: str) -> str:

@@ -38,8 +38,8 @@ from mds_ckpt.spelling import did_you_mean
 from mds_ckpt.tensors.dtype import FLOATS
 from mds_ckpt.tensors.qkv import Layout
 
-_WHOLE = frozenset({"hf", "mds"})
-"""Formats of whole tensors; the others look for masters themselves, as they write them, too."""
+_WHOLE = frozenset({"hf", "mds", "mcore", "torch_dist"})
+"""Formats of whole tensors; with optimizer state the others look for masters themselves."""
 SPARE_BYTES = 16 << 20
 """Room that a conversion leaves on the disk."""
 
@@ -105,6 +105,7 @@ def convert(
         to: Format of the target, such as ``"hf"`` or ``"mds"``.
         source_format: Format of the source where it is ambiguous.
         dtype: Type of the weights (``"F32"``, ``"BF16"``, ``"F16"``); each keeps its own if None.
+            In fp32 they are the fp32 masters, where the source has these.
         vocab_size: The true vocabulary, where the source does not know it.
         weights_only: Leave optimizer state and counters behind.
         allow_loss: Go on although ``dtype`` can't hold some values.
@@ -186,7 +187,8 @@ def _carried_out(
     checkpoint = open_checkpoint(source, format=source_format, options=read_options)
     checkpoint = without_progress(checkpoint, RESETTABLE if options.is_release else reset)
     dropped: Counter[str] = Counter()
-    if to in _WHOLE and (widened := _with_masters(checkpoint, options)) is not checkpoint:
+    widened = _with_masters(checkpoint, options)
+    if (to in _WHOLE or options.weights_only) and widened is not checkpoint:
         dropped["weight: the fp32 masters are written in their place"] = len(checkpoint.tensors)
         checkpoint = widened
     check_apart(target, (source, checkpoint.path))
