@@ -93,6 +93,21 @@ def test_a_device_that_is_not_here_is_an_environment_error(capsys):
     assert "sees no CUDA device" in capsys.readouterr().err
 
 
+def test_verify_of_a_backend_that_can_not_run_says_why_instead_of_nothing(capsys):
+    assert main(["verify", "--backend", "apex"]) == 4
+    assert "no apex is installed" in capsys.readouterr().err
+
+    assert main(["verify", "--op", "rope", "--backend", "apex"]) == 4
+    assert "rope has no backend apex" in capsys.readouterr().err
+
+
+def test_verify_names_the_backend_of_every_check(capsys):
+    assert main(["verify", "--op", "bias_gelu", "--backend", "torch", "--json"]) == 0
+
+    told = json.loads(capsys.readouterr().out)
+    assert {row["backend"] for row in told} == {"torch"}
+
+
 def test_bench_measures_time_memory_and_error(capsys, monkeypatch):
     # One contestant, as each is measured once more in a process of its own.
     ours = {"mds_kernels": bench.CONTESTANTS["mds_kernels"]}

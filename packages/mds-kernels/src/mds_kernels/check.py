@@ -46,6 +46,8 @@ class Measurement:
     op: str
     case: str
     dtype: str
+    backend: str
+    """The one that was asked for, or "auto"."""
     tensor: str
     """Which result or gradient was worst."""
     error: float
@@ -86,6 +88,7 @@ def measure(
         op=check.op,
         case=check.case,
         dtype=_name(dtype),
+        backend=backend or "auto",
         tensor=tensor,
         error=error,
         allowed=allowed,

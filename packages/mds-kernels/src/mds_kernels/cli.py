@@ -17,6 +17,7 @@ from mds_kernels.build.recipe import DEFAULT_ARCHITECTURES, DEVICES, cache_folde
 from mds_kernels.build.resources import KernelUsage, beyond_limits
 from mds_kernels.check import Measurement, measure
 from mds_kernels.check_cases import CASES
+from mds_kernels.dispatch import usable_backends, why
 from mds_kernels.doctor import Diagnosis, diagnose
 from mds_kernels.preference import BackendError
 from mds_kernels.registry import BACKENDS, OPS
@@ -72,7 +73,9 @@ def _add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     verify = commands.add_parser("verify", help="compare every op with float64 on this machine")
     verify.add_argument("--device", default="cpu", help="cpu, cuda, ... (default: cpu)")
     verify.add_argument("--op", choices=list(OPS), help="only this op")
-    verify.add_argument("--backend", choices=list(BACKENDS), help="only this backend")
+    verify.add_argument(
+        "--backend", choices=list(BACKENDS), help="only this backend (default: all usable)"
+    )
     _add_common(verify)
     verify.set_defaults(run=_verify)
 
@@ -139,13 +142,17 @@ def _doctor(arguments: argparse.Namespace) -> int:
 def _verify(arguments: argparse.Namespace) -> int:
     _require_device(arguments.device)
     start = time.perf_counter()
+    kind = arguments.device.partition(":")[0]
     rows = [
-        measure(check, dtype=dtype, device=arguments.device, backend=arguments.backend)
+        measure(check, dtype=dtype, device=arguments.device, backend=backend)
         for check in CASES
         if arguments.op in (None, check.op)
-        and (arguments.backend is None or _has(check.op, arguments.backend))
         for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+        for backend in usable_backends(check.op, device=kind, dtype=dtype)
+        if arguments.backend in (None, backend)
     ]
+    if not rows:
+        _refuse_nothing(arguments, kind)
     failed = [row for row in rows if not row.passed]
     if arguments.json:
         _write(json.dumps([{**asdict(row), "passed": row.passed} for row in rows], indent=2))
@@ -191,8 +198,12 @@ def _bench(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _has(op: str, backend: str) -> bool:
-    return any(one.backend == backend for one in OPS[op])
+def _refuse_nothing(arguments: argparse.Namespace, device: str) -> None:
+    """Raise with the reason why no check could run; a table of nothing would look like success."""
+    for op in [arguments.op] if arguments.op else OPS:
+        if any(one.backend == arguments.backend for one in OPS[op]):
+            why(op, device=device, backend=arguments.backend)  # raises
+    raise BackendError(f"{arguments.op} has no backend {arguments.backend}; see doctor.")
 
 
 def _require_device(device: str) -> None:
@@ -234,12 +245,13 @@ def _registers(row: KernelUsage) -> str:
 
 
 def _verify_text(rows: Sequence[Measurement]) -> str:
-    header = ["op", "case", "dtype", "worst", "error", "allowed", ""]
+    header = ["op", "case", "dtype", "backend", "worst", "error", "allowed", ""]
     body = [
         [
             row.op,
             row.case,
             row.dtype,
+            row.backend,
             row.tensor,
             f"{row.error:.1e}",
             f"{row.allowed:.1e}",

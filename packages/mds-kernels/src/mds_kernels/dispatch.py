@@ -17,7 +17,14 @@ import torch.distributed as dist
 from mds_kernels.preference import BackendError, Preference, environment, preference
 from mds_kernels.registry import FUSED_BY_COMPILER, OPS, Implementation
 
-__all__ = ["BackendError", "Choice", "check_ranks_agree", "implementation", "why"]
+__all__ = [
+    "BackendError",
+    "Choice",
+    "check_ranks_agree",
+    "implementation",
+    "usable_backends",
+    "why",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +111,11 @@ def why(
         if one is not chosen
     )
     return Choice(op, device, name, chosen.backend, _reason(op, wish, compiling=compiling), others)
+
+
+def usable_backends(op: str, *, device: str, dtype: torch.dtype) -> list[str]:
+    """Return every backend that can run ``op`` on a device type in a dtype, on request or not."""
+    return [one.backend for one in OPS[op] if _why_not(one, device, _name(dtype)) is None]
 
 
 def check_ranks_agree(*, device: str, dtype: torch.dtype, group: dist.ProcessGroup) -> None:
