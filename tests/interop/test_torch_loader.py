@@ -26,7 +26,7 @@ from mds_data import (
 
 torch = pytest.importorskip("torch", reason="it loads the batches")
 
-from mds_data.torch_dataset import TorchDataset, data_loader  # noqa: E402
+from mds_data.torch_dataset import TorchDataset, data_loader, window_loader  # noqa: E402
 
 SEQ_LENGTH = 16
 GLOBAL_BATCH = 12
@@ -158,6 +158,15 @@ def test_windows_that_workers_send_become_the_samples(tmp_path: Path, vocab_size
                 assert torch.equal(batch[name], values)
                 assert batch[name].dtype == values.dtype
                 assert batch[name].is_contiguous()
+        windows = window_loader(dataset, sampler, num_workers=1)
+        for expected, batch in zip(islice(alone, 9), windows, strict=False):
+            assert torch.equal(batch[:, :-1], expected["tokens"])
+            assert torch.equal(batch[:, 1:], expected["labels"])
+
+
+def test_samples_that_are_more_than_windows_are_no_windows(dataset: GPTDataset) -> None:
+    with pytest.raises(ValueError, match="use data_loader"):
+        window_loader(dataset, sampler_of(dataset))
 
 
 def test_samples_of_every_kind_become_batches(tmp_path: Path) -> None:

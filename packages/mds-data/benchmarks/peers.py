@@ -283,12 +283,12 @@ def compare_batches(corpus: Corpus, *, workers: int, rounds: int) -> None:
     """Batches a second by the wall clock; each loader's start is not counted."""
     from torch.utils.data import DataLoader
 
-    from mds_data.torch_dataset import data_loader
+    from mds_data.torch_dataset import data_loader, window_loader
 
-    def ours(order: Any) -> Callable[[], Iterator[Any]]:
+    def ours(order: Any, loader: Any = data_loader) -> Callable[[], Iterator[Any]]:
         dataset = GPTDataset(our_store(corpus), seq_length=SEQ_LENGTH, order=order)
         sampler = ResumableSampler(len(dataset), global_batch_size=BATCH)
-        return lambda: iter(data_loader(dataset, sampler, num_workers=workers))
+        return lambda: iter(loader(dataset, sampler, num_workers=workers))
 
     def plain(build: Callable[[Corpus], Contestant]) -> Callable[[], Iterator[Any]]:
         rows: Any = Rows(build, corpus)
@@ -296,12 +296,13 @@ def compare_batches(corpus: Corpus, *, workers: int, rounds: int) -> None:
         return lambda: iter(DataLoader(rows, batch_size=BATCH, sampler=order, num_workers=workers))
 
     table = {
-        "raw memory map": lambda c: plain(memory_map),
-        "mds-data": lambda c: ours("fast"),
-        "mds-data, Megatron's order": lambda c: ours("megatron"),
-        "Megatron": lambda c: plain(megatron_item),
-        "litdata": lambda c: plain(litdata_item),
-        "mosaicml-streaming": lambda c: plain(streaming_item),
+        "ids: raw memory map": lambda c: plain(memory_map),
+        "ids: mds-data": lambda c: ours("fast", window_loader),
+        "ids: litdata": lambda c: plain(litdata_item),
+        "ids: mosaicml-streaming": lambda c: plain(streaming_item),
+        "samples: mds-data": lambda c: ours("fast"),
+        "samples: mds-data, Megatron's order": lambda c: ours("megatron"),
+        "samples: Megatron": lambda c: plain(megatron_item),
     }
     loaders = available(table, corpus)
     rates: dict[str, list[float]] = {name: [] for name in loaders}

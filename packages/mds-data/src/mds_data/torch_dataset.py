@@ -1,7 +1,7 @@
 """Feed torch: tensors instead of arrays, and a DataLoader. Needs the extra ``[torch]``."""
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
 
-__all__ = ["TorchDataset", "data_loader"]
+__all__ = ["TorchDataset", "data_loader", "window_loader"]
 
 
 def _torch() -> Any:
@@ -97,16 +97,22 @@ class _Windows:
 def _sample_of_windows(windows: "torch.Tensor") -> "dict[str, torch.Tensor]":
     """The tensors [b, s] that the samples of the windows [b, s + 1] stack to."""
     torch = _torch()
-    ids = windows.to(torch.int64)
-    if windows.dtype == torch.int16:
-        ids &= 0xFFFF  # the bits were unsigned
-    rows, size = ids.shape[0], ids.shape[1] - 1
+    rows, size = windows.shape[0], windows.shape[1] - 1
     return {
-        "tokens": ids[:, :-1].contiguous(),
-        "labels": ids[:, 1:].contiguous(),
+        "tokens": _ids(windows[:, :-1]),
+        "labels": _ids(windows[:, 1:]),
         "loss_mask": torch.ones(rows, size, dtype=torch.float32),
         "position_ids": torch.arange(size).repeat(rows, 1),
     }
+
+
+def _ids(windows: "torch.Tensor") -> "torch.Tensor":
+    """The ids as int64, in a tensor of their own."""
+    kinds = _torch()
+    ids = windows.to(kinds.int64, memory_format=kinds.contiguous_format)
+    if windows.dtype == kinds.int16:
+        ids.bitwise_and_(0xFFFF)
+    return ids
 
 
 def _as_it_is(batch: Any) -> Any:
@@ -137,7 +143,9 @@ def data_loader(
     data = importlib.import_module("torch.utils.data")
     # Windows are cheaper to send, but what is made of them afterwards is not page-locked.
     by_windows = num_workers > 0 and not pin_memory and getattr(dataset, "is_plain", False)
-    loader: DataLoader[Any] = (_window_loader(data) if by_windows else data.DataLoader)(
+    loader: DataLoader[Any] = (
+        _mapped_loader(data, _sample_of_windows) if by_windows else data.DataLoader
+    )(
         _Windows(dataset) if by_windows else TorchDataset(dataset),
         batch_sampler=sampler,
         num_workers=num_workers,
@@ -149,11 +157,50 @@ def data_loader(
     return loader
 
 
-def _window_loader(data: Any) -> Any:
-    """A DataLoader that makes samples of the windows that its workers send."""
+def window_loader(
+    dataset: SampleSource,
+    sampler: ResumableSampler,
+    *,
+    num_workers: int = 0,
+    prefetch_factor: int | None = None,
+) -> "DataLoader[Any]":
+    """A torch DataLoader that yields this rank's micro batches as windows, [b, s + 1] int64.
 
-    class WindowLoader(data.DataLoader):  # type: ignore[misc]
+    Tokens are ``windows[:, :-1]`` and labels ``windows[:, 1:]``; a loop that needs no more is
+    spared masks and positions.
+
+    Args:
+        dataset: A `GPTDataset`, or a blend of such, without masks of documents and infilling.
+        sampler: Decides the batches; call its ``advance`` after each step.
+        num_workers: Processes that read ahead.
+        prefetch_factor: Batches that each worker reads ahead.
+
+    Raises:
+        ValueError: Samples of the dataset are more than their windows.
+    """
+    _torch()
+    if not getattr(dataset, "is_plain", False):
+        raise ValueError(
+            "only samples of a GPTDataset (or a blend of such) without masks of documents and "
+            "infilling are windows and nothing more; use data_loader"
+        )
+    data = importlib.import_module("torch.utils.data")
+    loader: DataLoader[Any] = _mapped_loader(data, _ids)(
+        _Windows(dataset),
+        batch_sampler=sampler,
+        num_workers=num_workers,
+        collate_fn=_as_it_is,
+        prefetch_factor=prefetch_factor,
+        persistent_workers=num_workers > 0,
+    )
+    return loader
+
+
+def _mapped_loader(data: Any, finish: Callable[[Any], Any]) -> Any:
+    """A DataLoader that finishes what its workers send in the process that asks for it."""
+
+    class MappedLoader(data.DataLoader):  # type: ignore[misc]
         def __iter__(self) -> Iterator[Any]:
-            return map(_sample_of_windows, super().__iter__())
+            return map(finish, super().__iter__())
 
-    return WindowLoader
+    return MappedLoader

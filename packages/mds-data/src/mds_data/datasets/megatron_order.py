@@ -113,13 +113,12 @@ def row_ends(lengths: NDArray[np.int64], documents: NDArray[Any]) -> NDArray[np.
     """
     ends = np.empty(len(documents) + 1, np.int64)
     ends[0] = total = 0
-    longest = int(lengths.max()) if len(lengths) else 0
-    small = lengths.astype(np.int32) if longest < 2**31 else lengths
     for start in range(0, len(documents), _STRETCH):
         chosen = documents[start : start + _STRETCH]
         part = ends[start + 1 : start + 1 + len(chosen)]
-        np.cumsum(small.take(chosen, mode="wrap"), out=part)  # wrap: no test of each number
-        part += total
+        lengths.take(chosen, mode="wrap", out=part)  # wrap: no test of each number
+        part[0] += total
+        np.cumsum(part, out=part)
         total = int(part[-1])
     return ends
 
