@@ -8,8 +8,10 @@ grouped queries, gates, recomputation.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing import get_context
 
 import torch
 import torch.distributed as dist
@@ -57,6 +59,10 @@ def layer_bytes(config: TrainConfig) -> int:
     """
     parallel = config.parallel
     layout = Layout(tp_size=parallel.tp_size, ulysses_size=parallel.ulysses_size)
+    if layout.world_size > 1 and dist.is_initialized():
+        # torch has one default group, and a process that trains has a real one.
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as elsewhere:
+            return elsewhere.submit(layer_bytes, config).result()
     with _fake_groups(layout) as groups:
         return _saved_bytes(config, groups)
 
@@ -66,8 +72,6 @@ def _fake_groups(layout: Layout) -> Iterator[ProcessGroups]:
     if layout.world_size == 1:
         yield ProcessGroups.single()
         return
-    if dist.is_initialized():
-        raise RuntimeError("A layer is counted in fake groups, which real ones exclude.")
     dist.init_process_group("fake", rank=0, world_size=layout.world_size, store=FakeStore())
     try:
         yield ProcessGroups.build(layout)
