@@ -12,6 +12,7 @@ from mds_data import write_store
 from mds_train.config import (
     CheckpointConfig,
     DataConfig,
+    Fp16Config,
     LoopConfig,
     MemoryConfig,
     ModelConfig,
@@ -59,6 +60,7 @@ def tiny_config(store: Path, run_dir: Path, **changes: dict[str, Any]) -> TrainC
         schedule=ScheduleConfig(warmup_steps=2, min_lr=1e-4),
         parallel=ParallelConfig(),
         memory=MemoryConfig(),
+        fp16=Fp16Config(),
         checkpoint=CheckpointConfig(keep_last=0),
         watch=WatchConfig(),
     )

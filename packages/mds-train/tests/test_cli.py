@@ -171,7 +171,7 @@ def test_help_needs_no_torch(place: Path) -> None:
         (["run", "tiny.toml", "--data.store", "gone"], 3, "gone: there is no such token store"),
         (["run", "tiny.toml", "--parallel.tp-sise", "2"], 2, "did you mean --parallel.tp-size?"),
         (["run", "tiny.toml", "--fp8-hybrid"], 2, "is not taken over"),
-        (["run", "tiny.toml", "--fp16"], 3, "fp16 is not supported yet"),
+        (["run", "tiny.toml", "--hysteresis", "0"], 3, "fp16.hysteresis is 0"),
         (["run"], 2, "CONFIG.toml is missing"),
         (["resume", "nowhere"], 3, "nowhere: there is no such run"),
         (["resume", "."], 3, "no config.toml"),

@@ -11,7 +11,7 @@ from mds_train.model_building import stages
 
 __all__ = ["MemoryEstimate", "estimate_memory"]
 
-_FP32, _BF16 = 4, 2
+_FP32, _HALF = 4, 2
 
 # Values of size [s, b, h] that one layer keeps for the backward pass with fused attention, after
 # Korthikanti et al. 2022 (34 bytes in half precision); tensor parallelism splits the second part.
@@ -46,8 +46,8 @@ def estimate_memory(config: TrainConfig, *, world_size: int) -> MemoryEstimate:
     dp_size, stage = parallel.dp_size(world_size), parallel.zero_stage
     parameters = -(-_parameters_of_stages(config) // parallel.tp_size)
     shared = -(-parameters // (dp_size * parallel.ulysses_size))
-    low = config.train.precision == "bf16"
-    weight_bytes = _BF16 if low else _FP32
+    low = config.train.precision != "fp32"
+    weight_bytes = _HALF if low else _FP32
     # ZeRO keeps its own flat fp32 copy of what it updates, also when the weights are fp32.
     masters = _FP32 if low or stage else 0
     return MemoryEstimate(

@@ -69,6 +69,8 @@ class StepReport:
     """Steps so far whose gradients were not finite."""
     skipped: bool
     """This step was one of them."""
+    loss_scale: float = 1.0
+    """What the loss was multiplied by before the backward pass; other than 1 with fp16 only."""
     phases: dict[str, float] = field(default_factory=dict)
     """Seconds of each part of the step on this rank; exact on accelerators with watch.timers."""
 

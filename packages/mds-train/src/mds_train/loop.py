@@ -306,6 +306,7 @@ class _Run:
             applied_updates=self._state.applied_updates,
             skipped_steps=self._state.skipped_steps,
             skipped=not applied,
+            loss_scale=outcome.update.loss_scale,
             phases=phases,
         )
         for watcher in self._watchers:
@@ -316,8 +317,22 @@ class _Run:
         if outcome.update.applied:
             return
         samples = f"{first} to {self._state.consumed_samples - 1}"
-        message = f"Gradients were not finite: step skipped on all ranks (samples {samples})."
-        self._event("skip", message, first_sample=first)
+        update = outcome.update
+        scale = f", loss scale {update.loss_scale:g}" if update.loss_scale != 1.0 else ""
+        message = (
+            f"Gradients were not finite: step skipped on all ranks (samples {samples}{scale})."
+        )
+        self._event("skip", message, first_sample=first, loss_scale=update.loss_scale)
+        if update.exhausted:
+            self._saver.finish()
+            raise TrainingDivergedError(
+                f"Step {self._state.iteration} had gradients that were not finite at the smallest "
+                f"loss scale ({update.loss_scale:g}, fp16.min_scale; samples {samples}); lower "
+                f"optimizer.lr, look at these samples, or train in bf16. The checkpoints are "
+                f"untouched."
+            )
+        if update.searching:
+            return
         in_a_row, limit = self._state.skipped_in_a_row, self._config.train.max_skipped_steps
         if in_a_row >= limit:
             self._saver.finish()

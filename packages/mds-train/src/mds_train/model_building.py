@@ -89,4 +89,4 @@ def parameter_dtype(config: TrainConfig) -> torch.dtype:
     return _DTYPES[config.train.precision]
 
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -153,7 +153,10 @@ def _load(parts: Parts, source: _Source) -> Origin:
     notes = () if weights_only else _check_continuation(parts, checkpoint, own=source.own)
     state = TrainState() if weights_only else TrainState.from_counters(dict(checkpoint.counters))
     step = 0 if weights_only else int(checkpoint.training["optimizer"]["step"])
-    with parts.engine.restoring(optimizer_step=step, iterations=state.iteration) as fragments:
+    scaler = None if weights_only else checkpoint.training["optimizer"].get("loss_scaler")
+    with parts.engine.restoring(
+        optimizer_step=step, iterations=state.iteration, loss_scaler=scaler
+    ) as fragments:
         attempt_on_all(lambda: fill(fragments, checkpoint, parts.shards))
     what = "the weights of" if weights_only else "all of"
     message = f"Loaded {what} {source.folder} (step {checkpoint.step})."

@@ -195,7 +195,7 @@ def publish_snapshot(
         model=_model_record(parts),
         parameters=parameters,
         files=records,
-        optimizer={**snapshot.optimizer, "loss_scaler": None},
+        optimizer=dict(snapshot.optimizer),
         schedule=dataclasses.asdict(parts.schedule),
         # Every stream of numbers is a function of the seed, the sample and the place in the model,
         # so there is no state of generators to keep.

@@ -2,6 +2,7 @@
 
 from mds_train.config.checkpoint import CheckpointConfig
 from mds_train.config.data import DataConfig
+from mds_train.config.fp16 import Fp16Config
 from mds_train.config.memory import MemoryConfig
 from mds_train.config.model import ModelConfig
 from mds_train.config.optimizer import OptimizerConfig, ScheduleConfig
@@ -13,6 +14,7 @@ from mds_train.config.watch import WatchConfig
 __all__ = [
     "CheckpointConfig",
     "DataConfig",
+    "Fp16Config",
     "LoopConfig",
     "MemoryConfig",
     "ModelConfig",

@@ -428,17 +428,11 @@ _MEMORY: tuple[OldFlag, ...] = (
         ),
         reason="kernels are chosen by device; `mds-kernels doctor` shows which and why",
     ),
-    Ignored(
-        names=(
-            "--loss-scale",
-            "--initial-loss-scale",
-            "--min-loss-scale",
-            "--loss-scale-window",
-            "--hysteresis",
-        ),
-        takes_value=True,
-        reason="only fp16 scales the loss, and fp16 is not supported yet",
-    ),
+    Value(names=("--loss-scale",), key="fp16.loss_scale"),
+    Value(names=("--initial-loss-scale",), key="fp16.initial_scale"),
+    Value(names=("--min-loss-scale",), key="fp16.min_scale"),
+    Value(names=("--loss-scale-window",), key="fp16.window", convert=_float_text),
+    Value(names=("--hysteresis",), key="fp16.hysteresis"),
 )
 
 _DATA: tuple[OldFlag, ...] = (

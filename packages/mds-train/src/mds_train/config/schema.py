@@ -9,6 +9,7 @@ from typing import Any
 
 from mds_train.config.checkpoint import CheckpointConfig
 from mds_train.config.data import DataConfig
+from mds_train.config.fp16 import Fp16Config
 from mds_train.config.layout import (
     check_micro_batches,
     check_sequence_shares,
@@ -49,6 +50,9 @@ class TrainConfig:
 
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     """What is given up in speed for memory."""
+
+    fp16: Fp16Config = field(default_factory=Fp16Config)
+    """How the loss is scaled where train.precision is fp16."""
 
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """Saving and loading."""

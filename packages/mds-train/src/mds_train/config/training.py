@@ -8,7 +8,7 @@ from mds_train.config.checks import require_choice, require_not_negative, requir
 
 __all__ = ["PRECISIONS", "LoopConfig"]
 
-PRECISIONS = ("fp32", "bf16")
+PRECISIONS = ("fp32", "bf16", "fp16")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +49,7 @@ class LoopConfig:
     """Fixes initial weights, the order of the data and dropout, whatever the layout is."""
 
     precision: str = "fp32"
-    """"fp32", or "bf16" with fp32 master weights and fp32 sums of gradients."""
+    """"fp32", or "bf16" or "fp16" with fp32 master weights and fp32 sums of gradients."""
 
     gradient_clipping: float = 1.0
     """Largest global gradient norm; 0 switches clipping off."""
@@ -71,8 +71,6 @@ class LoopConfig:
         if self.rampup_batch_size:
             _check_rampup(self.rampup_batch_size, final=self.global_batch_size)
         require_not_negative("train.seed", self.seed)
-        if self.precision == "fp16":
-            raise ValueError("train.precision fp16 is not supported yet; use bf16 or fp32.")
         require_choice("train.precision", self.precision, choices=PRECISIONS)
         require_choice("train.device", self.device, choices=("auto", "cpu", "cuda"))
 

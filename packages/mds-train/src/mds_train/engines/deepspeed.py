@@ -24,9 +24,11 @@ from mds_train.engines.deepspeed_state import (
     find_fragments,
     forget_phantom_step,
     rebuild_weights,
+    set_loss_scale,
     whole_gradients,
 )
 from mds_train.engines.interface import Fragment, OptimizerState, Update
+from mds_train.engines.loss_scale import LossScale
 from mds_train.optimizers.building import build_optimizer, set_hyperparameters
 
 __all__ = ["DeepSpeedEngine", "sum_gradients_in_fp32"]
@@ -76,8 +78,11 @@ class DeepSpeedEngine:
             group["name"]: list(group["names"]) for group in optimizer.param_groups
         }
         forget_phantom_step(self._engine.optimizer, self._inner)
-        if self._stage == 0 and config.train.precision == "bf16":
+        if self._stage == 0 and config.train.precision != "fp32":
             sum_gradients_in_fp32(own.values())
+        self._fp16 = config.fp16 if config.train.precision == "fp16" else None
+        self._scale = LossScale(scale=1.0) if self._fp16 is None else LossScale.first(self._fp16)
+        self._use_scale()
 
     @property
     def _inner(self) -> torch.optim.Optimizer:
@@ -98,6 +103,10 @@ class DeepSpeedEngine:
             self.backward(output.loss_sum * weight, last=index == len(batch) - 1)
             total += _masked_sum(output.losses, micro)
         return total
+
+    def _use_scale(self) -> None:
+        if self._fp16 is not None:
+            set_loss_scale(self._engine.optimizer, self._scale.scale)
 
     def _expect(self, micro_batches: int) -> None:
         """Tell DeepSpeed how many micro batches this step has, where that has changed."""
@@ -132,6 +141,10 @@ class DeepSpeedEngine:
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add one micro batch's gradients; after the last one they are summed over the ranks."""
+        if self._stage == 0:
+            # DeepSpeed's class for half precision without ZeRO divides by the scale but leaves
+            # the multiplication to a backward pass of its own, which the engine does not call.
+            loss = loss * self._scale.scale
         # The loss carries its weight already, so DeepSpeed must not divide by the micro batches.
         self._engine.backward(loss, scale_wrt_gas=False)
         if not last:
@@ -144,18 +157,33 @@ class DeepSpeedEngine:
         norm = None if gradients is None else self._clip(gradients)
         if self._stage == 0 and norm is not None and not math.isfinite(norm):
             self._skip()
-            return Update(grad_norm=norm, applied=False)
+            return self._update(norm, applied=False)
         self._engine.step()
-        applied = bool(self._engine.was_step_applied())
-        self._updates += int(applied)
         if norm is None:
             norm = float(self._engine.get_global_grad_norm())
-        return Update(grad_norm=norm, applied=applied)
+        return self._update(norm, applied=bool(self._engine.was_step_applied()))
+
+    def _update(self, norm: float, *, applied: bool) -> Update:
+        """What became of the step; the loss scale moves on."""
+        scale, config = self._scale, self._fp16
+        self._updates += int(applied)
+        if config is None:
+            return Update(grad_norm=norm, applied=applied)
+        self._scale = scale.after_step(overflow=not applied, config=config)
+        self._use_scale()
+        looked_for = config.loss_scale is None and not applied
+        return Update(
+            grad_norm=norm,
+            applied=applied,
+            loss_scale=scale.scale,
+            searching=looked_for and not scale.at_floor(config),
+            exhausted=looked_for and scale.at_floor(config),
+        )
 
     def _clip(self, gradients: Sequence[tuple[nn.Parameter, Tensor]]) -> float:
         """Where this rank has all gradients of its part of the model, whole and summed."""
         counted = [gradient for parameter, gradient in gradients if self._counts(parameter)]
-        norm = _global_norm(counted, group=self._groups.model)
+        norm = _global_norm(counted, group=self._groups.model) / self._scale.scale
         if self._clipping and math.isfinite(norm) and norm > self._clipping:
             torch._foreach_mul_([each for _, each in gradients], self._clipping / (norm + 1e-6))
         return norm
@@ -208,16 +236,28 @@ class DeepSpeedEngine:
             | {"parameters": self._group_names[group["name"]]}
             for group in self._inner.param_groups
         ]
-        return OptimizerState(name=self._optimizer_name, step=self._updates, groups=groups)
+        scaler = None if self._fp16 is None else self._scale.record()
+        return OptimizerState(
+            name=self._optimizer_name, step=self._updates, groups=groups, loss_scaler=scaler
+        )
 
     @contextmanager
-    def restoring(self, *, optimizer_step: int, iterations: int) -> Iterator[Sequence[Fragment]]:
+    def restoring(
+        self,
+        *,
+        optimizer_step: int,
+        iterations: int,
+        loss_scaler: Mapping[str, Any] | None = None,
+    ) -> Iterator[Sequence[Fragment]]:
         """Give fragments to fill; see `Engine.restoring`."""
         optimizer = self._engine.optimizer
         partitioned_weights = hasattr(optimizer, "checkpoint_event_prologue") and self._stage == 3
         if partitioned_weights:
             optimizer.checkpoint_event_prologue()
         self._updates = optimizer_step
+        if self._fp16 is not None and loss_scaler is not None:
+            self._scale = LossScale.from_record(loss_scaler)
+            self._use_scale()
         create_moments(optimizer, self._inner, step=optimizer_step)
         yield self._find_fragments()
         rebuild_weights(optimizer)
@@ -245,7 +285,7 @@ def sum_gradients_in_fp32(parameters: Iterable[nn.Parameter]) -> None:
     for parameter in parameters:
         if not hasattr(parameter, "grad_dtype"):
             raise ValueError(
-                f"bf16 without ZeRO, or with a pipeline, needs fp32 sums of gradients, which torch "
+                f"Half precision without ZeRO or with a pipeline needs fp32 sums, which torch "
                 f"{torch.__version__} cannot keep; use torch 2.13, or parallel.zero_stage = 1 with "
                 f"parallel.pp_size = 1."
             )

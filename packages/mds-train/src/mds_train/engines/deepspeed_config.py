@@ -48,6 +48,11 @@ def deepspeed_config(
         derived["bf16"] = {"enabled": True, "check_grad_overflow": True}
         if stage:
             derived["data_types"] = {"grad_accum_dtype": "fp32"}
+    if train.precision == "fp16":
+        # The engine sets the scale before every step: see `mds_train.engines.loss_scale`.
+        derived["fp16"] = {"enabled": True, "loss_scale": 1.0}
+        if stage:
+            derived["data_types"] = {"grad_accum_dtype": "fp32"}
     return derived
 
 

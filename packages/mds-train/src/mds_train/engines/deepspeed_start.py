@@ -34,9 +34,14 @@ def initialize(
         groups: This rank's process groups.
 
     Raises:
-        ValueError: If DeepSpeed has chosen another kind of device.
+        ValueError: If DeepSpeed has chosen another kind of device, or that cannot compute so.
     """
-    _prepare_deepspeed(next(model.parameters()).device)
+    device = next(model.parameters()).device
+    _prepare_deepspeed(device)
+    if "fp16" in derived and not get_accelerator().is_fp16_supported():
+        raise ValueError(
+            f'train.precision is "fp16", but this {device.type} does not compute in it; use "bf16".'
+        )
     # Also without tensor parallelism: DeepSpeed keeps the last unit for all engines of a process.
     unit = _ModelParallelUnit(groups)
     engine, *_ = deepspeed.initialize(

@@ -20,7 +20,9 @@ __all__ = [
     "create_moments",
     "find_fragments",
     "forget_phantom_step",
+    "leave_gradients_alone",
     "rebuild_weights",
+    "set_loss_scale",
     "take_gradients",
     "whole_gradients",
 ]
@@ -158,10 +160,27 @@ def stepped_tensors(optimizer: Any) -> list[Tensor]:
 
 def take_gradients(optimizer: Any) -> None:
     """Hand over gradients of a backward pass that DeepSpeed did not run itself."""
-    if type(optimizer).__name__ != "BF16_Optimizer":
-        return  # the others read the parameters' own
-    optimizer.update_hp_grads(clear_lp_grads=False)
-    optimizer.clear_lp_grads(set_to_none=True)
+    if type(optimizer).__name__ == "BF16_Optimizer":
+        optimizer.update_hp_grads(clear_lp_grads=False)
+        optimizer.clear_lp_grads(set_to_none=True)
+    elif getattr(optimizer, "use_grad_accum_attribute", False):
+        for group in optimizer.bit16_groups:
+            for parameter in group:
+                parameter.grad_accum, parameter.grad = parameter.grad, None
+
+
+def leave_gradients_alone(optimizer: Any) -> None:
+    """Take away the hooks that would sum each micro batch's gradients during a schedule."""
+    for hook in getattr(optimizer, "_grad_acc_hooks", ()):
+        hook.remove()
+
+
+def set_loss_scale(optimizer: Any, scale: float) -> None:
+    """Say what the next losses are multiplied by, and the gradients divided by."""
+    if hasattr(optimizer, "loss_scale_config"):
+        optimizer.loss_scale_config.cur_scale = scale
+    else:
+        optimizer.loss_scaler.cur_scale = scale
 
 
 def whole_gradients(optimizer: Any) -> list[tuple[Any, Tensor]] | None:

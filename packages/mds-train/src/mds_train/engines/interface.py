@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,6 +23,15 @@ class Update:
 
     applied: bool
     """False if the gradients were not finite; then nothing changed on any rank."""
+
+    loss_scale: float = 1.0
+    """What the loss was multiplied by; other than 1 with fp16 only."""
+
+    searching: bool = False
+    """The gradients were not finite, and the loss scale is still looking for its place."""
+
+    exhausted: bool = False
+    """The gradients were not finite at the smallest loss scale."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +74,9 @@ class OptimizerState:
     groups: list[dict[str, Any]]
     """Hyperparameters and the canonical names of each group's parameters."""
 
+    loss_scaler: dict[str, Any] | None = None
+    """State of the loss scale with fp16."""
+
 
 class Engine(Protocol):
     """Runs the model forward and backward and updates it. Calls are collective over all ranks."""
@@ -101,13 +113,18 @@ class Engine(Protocol):
         """The optimizer's count of updates and hyperparameters."""
 
     def restoring(
-        self, *, optimizer_step: int, iterations: int
+        self,
+        *,
+        optimizer_step: int,
+        iterations: int,
+        loss_scaler: Mapping[str, Any] | None = None,
     ) -> AbstractContextManager[Sequence[Fragment]]:
         """Give fragments to fill with masters and moments; on leaving, weights follow the masters.
 
         Args:
             optimizer_step: The optimizer's own count; with 0 there are no moments to fill.
             iterations: Steps done, skipped ones included.
+            loss_scaler: State of the loss scale; None begins anew.
         """
 
     def close(self) -> None:

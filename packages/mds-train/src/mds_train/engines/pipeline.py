@@ -18,7 +18,7 @@ from mds_core.pipeline import Pipeline, PipelineLoss
 from mds_train.batches import MicroBatch
 from mds_train.config import TrainConfig
 from mds_train.engines.deepspeed import DeepSpeedEngine, sum_gradients_in_fp32
-from mds_train.engines.deepspeed_state import take_gradients
+from mds_train.engines.deepspeed_state import leave_gradients_alone, take_gradients
 from mds_train.optimizers.building import group_names
 
 __all__ = ["PipelineEngine"]
@@ -55,8 +55,9 @@ class PipelineEngine(DeepSpeedEngine):
         )
         self._pipeline = pipeline
         self._group_names = group_names(shapes)
-        if config.train.precision == "bf16":
+        if config.train.precision != "fp32":
             sum_gradients_in_fp32(parameters.values())
+            leave_gradients_alone(self._engine.optimizer)
 
     def accumulate(self, batch: Sequence[MicroBatch], *, weight: float) -> Tensor:
         """Run the schedule over the micro batches; see `Engine.accumulate`."""
@@ -67,7 +68,7 @@ class PipelineEngine(DeepSpeedEngine):
             loss_mask=whole.loss_mask,
             position_ids=whole.position_ids,
             samples=whole.samples,
-            scale=weight,
+            scale=weight * self._scale.scale,
         )
         take_gradients(self._engine.optimizer)
         self._engine.allreduce_gradients()

@@ -27,15 +27,15 @@ KNOWN_PEAKS = {
     "MI300X": 1307.0,
     "MI250X": 383.0,
 }
-"""Dense bf16 peaks in TFLOP/s by words of the device's name, from the makers' data sheets."""
+"""Dense peaks of bf16 and fp16 in TFLOP/s by words of the device's name, from data sheets."""
 
 
 def peak_of(device_name: str, *, precision: str) -> float | None:
     """Return the peak of a device in TFLOP/s, or None where it is not known.
 
-    Only bf16 is known: what fp32 reaches depends on how TF32 is set.
+    Only half precision is known: what fp32 reaches depends on how TF32 is set.
     """
-    if precision != "bf16":
+    if precision == "fp32":
         return None
     for words, peak in KNOWN_PEAKS.items():
         if all(word.lower() in device_name.lower() for word in words.split()):
