@@ -161,7 +161,7 @@ def zarr_store(url: str, options: Mapping[str, Any]) -> Any:
     storage = importlib.import_module("zarr.storage")
     scheme = url.partition("://")[0]
     try:
-        if scheme in {"s3", "gs", "az", "http", "https"}:
+        if scheme in {"s3", "gs", "az", "http", "https"} and hasattr(storage, "ObjectStore"):
             obstore = importlib.import_module("obstore.store")
             return storage.ObjectStore(obstore.from_url(url, **options), read_only=True)
     except ImportError:
