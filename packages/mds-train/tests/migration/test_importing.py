@@ -186,6 +186,33 @@ def test_what_is_no_json_object_is_one_sentence(tmp_path: Path, text: str) -> No
         import_arguments([*ARGUMENTS, "--deepspeed"], name="x", json_file=path)
 
 
+def test_the_loss_scale_comes_over() -> None:
+    scale = {
+        "enabled": True,
+        "loss_scale": 0,
+        "initial_scale_power": 12,
+        "loss_scale_window": 500,
+        "hysteresis": 2,
+        "min_loss_scale": 1,
+        "consecutive_hysteresis": False,
+    }
+
+    findings = read_deepspeed_json({"fp16": scale, "gradient_clipping": 1.0})
+
+    assert findings.settings == {
+        "train.gradient_clipping": 1.0,
+        "train.precision": "fp16",
+        "fp16.initial_scale": 4096.0,
+        "fp16.window": 500,
+        "fp16.hysteresis": 2,
+        "fp16.min_scale": 1,
+    }
+    assert findings.left_out == [
+        "fp16.consecutive_hysteresis: no setting of that name is known here."
+    ]
+    assert set(findings.settings) <= set(field_table(TrainConfig))
+
+
 def test_auto_is_no_number() -> None:
     findings = read_deepspeed_json({"train_batch_size": "auto", "gradient_clipping": True})
 

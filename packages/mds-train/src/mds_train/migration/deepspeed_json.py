@@ -43,6 +43,7 @@ _LEFT_OUT = {
     "amp": "use bf16 (train.precision)",
     "wandb": "--wandb-project sends the metrics to Weights & Biases",
 }
+_LARGEST_POWER = 64
 _ZERO_KNOWN = frozenset(
     (
         "allgather_bucket_size",
@@ -142,13 +143,36 @@ def _precision(name: str) -> Callable[[JsonFindings, Any], None]:
         if not isinstance(value, dict) or value.get("enabled") not in (True, "true"):
             return
         findings.put("train.precision", name, place=f"{name}.enabled")
-        for key in value.keys() - {"enabled", "auto_cast", "check_grad_overflow"}:
-            findings.left_out.append(
-                f"{name}.{key}: write the loss scale's settings with the original's flags, "
-                f"--initial-loss-scale and its like."
-            )
+        for key, inner in value.items():
+            if key in _LOSS_SCALE:
+                _loss_scale(findings, key, inner)
+            elif key not in (
+                "enabled",
+                "auto_cast",
+                "check_grad_overflow",
+                "immediate_grad_update",
+            ):
+                findings.left_out.append(f"{name}.{key}: no setting of that name is known here.")
 
     return read
+
+
+_LOSS_SCALE = {
+    "loss_scale": "fp16.loss_scale",
+    "initial_scale_power": "fp16.initial_scale",
+    "loss_scale_window": "fp16.window",
+    "hysteresis": "fp16.hysteresis",
+    "min_loss_scale": "fp16.min_scale",
+}
+
+
+def _loss_scale(findings: JsonFindings, key: str, value: Any) -> None:
+    """DeepSpeed's loss scale: 0 is a dynamic one, and its start is a power of two."""
+    if key == "loss_scale" and not value:
+        return
+    if key == "initial_scale_power" and isinstance(value, int) and 0 <= value <= _LARGEST_POWER:
+        value = 2.0**value
+    _number(findings, _LOSS_SCALE[key], value, place=f"fp16.{key}")
 
 
 def _zero(findings: JsonFindings, value: Any) -> None:

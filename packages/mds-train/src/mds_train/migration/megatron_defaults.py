@@ -19,6 +19,7 @@ class DefaultDifference:
         key: Our field.
         value: What to write into it for the original's default.
         why: Why ours differs.
+        needs: A flag without which the default has no meaning.
     """
 
     flags: tuple[str, ...]
@@ -26,11 +27,14 @@ class DefaultDifference:
     key: str
     value: Any
     why: str
+    needs: str = ""
 
 
-def _difference(flags: str, theirs: str, key: str, value: Any, why: str) -> DefaultDifference:
+def _difference(
+    flags: str, theirs: str, key: str, value: Any, why: str, *, needs: str = ""
+) -> DefaultDifference:
     return DefaultDifference(
-        flags=tuple(flags.split()), theirs=theirs, key=key, value=value, why=why
+        flags=tuple(flags.split()), theirs=theirs, key=key, value=value, why=why, needs=needs
     )
 
 
@@ -88,6 +92,14 @@ DIFFERENT_DEFAULTS: tuple[DefaultDifference, ...] = (
         "a lost rank is known sooner",
     ),
     _difference(
+        "--initial-loss-scale",
+        "2**32",
+        "fp16.initial_scale",
+        2.0**32,
+        "the first sixteen steps would be lost",
+        needs="--fp16",
+    ),
+    _difference(
         "", "all are kept", "checkpoint.keep_last", 0, "disks are finite; 0 keeps all of them"
     ),
 )
@@ -105,5 +117,5 @@ def missing_defaults(given: Sequence[str]) -> Mapping[str, tuple[Any, str]]:
             f"Megatron's default of {item.flags[0]}" if item.flags else "as Megatron has it",
         )
         for item in DIFFERENT_DEFAULTS
-        if not set(item.flags) & set(given)
+        if not set(item.flags) & set(given) and (not item.needs or item.needs in given)
     }
