@@ -37,6 +37,8 @@ PIPELINES = {
     "ring2pp2": Layout(ulysses_size=2, pp_size=2),
     "tp2pp2dp2": Layout(tp_size=2, pp_size=2, dp_size=2),
 }
+EIGHT = {("gpt", "modules"), ("moe", "full"), ("llama", "plain")}
+"""Of a pipeline's models and policies those that eight ranks run."""
 MODELS = [name for name in CELLS if not name.endswith("fp32") and "capacity" not in name]
 
 
@@ -73,6 +75,8 @@ def pipelines_of(layout: str) -> dict[str, PipelineCell]:
         for model, config in models.items():
             for policy, options in policies.items():
                 if sizes.ep_size > 1 and model != "moe":
+                    continue
+                if sizes.world_size == 8 and (model, policy) not in EIGHT:
                     continue
                 cell = Cell(
                     config=replace(config, num_layers=8),

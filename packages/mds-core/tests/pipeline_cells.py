@@ -29,6 +29,7 @@ class PipelineCell:
     micro_batches: int = 4
     lengths: tuple[int, ...] = (LENGTH, LENGTH, LENGTH)
     """Sequence length of each step."""
+    grad_dtype: torch.dtype | None = None
     broken: bool = False
     """Leave out the sum of a tied table's gradients over its two stages."""
 
@@ -74,8 +75,12 @@ ULYSSES = {
 HALF = PipelineCell(
     cell=Cell(config=DEEP_LLAMA, dtype=torch.bfloat16), schedule="zb-h1", lengths=(LENGTH,)
 )
+SUMS = {
+    f"sums-{name}": replace(HALF, micro_batches=8, grad_dtype=dtype)
+    for name, dtype in (("fp32", torch.float32), ("bf16", None))
+}
 UNSUMMED = PipelineCell(cell=Cell(config=DEEP), lengths=(LENGTH,), broken=True)
-ALL = CELLS | {"unsummed": UNSUMMED, "half": HALF}
+ALL = CELLS | {"unsummed": UNSUMMED, "half": HALF} | SUMS
 
 
 def big_batch(config, step: int, length: int = LENGTH) -> dict[str, torch.Tensor]:
@@ -113,6 +118,7 @@ def build_pipeline(pipeline_cell: PipelineCell, layout: Layout) -> Pipeline:
         seed=7,
         dtype=cell.dtype,
         execution=cell.execution,
+        grad_dtype=pipeline_cell.grad_dtype,
     )
 
 

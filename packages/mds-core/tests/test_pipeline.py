@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 from core_cells import GPT2, AdamW, Trace, build, whole
-from pipeline_cells import CELLS, HALF, TP2, ULYSSES, PipelineCell, big_batch, joined
+from pipeline_cells import CELLS, HALF, SUMS, TP2, ULYSSES, PipelineCell, big_batch, joined
 
 from mds_core.config import Execution
 from mds_core.groups import Layout, ProcessGroups
 from mds_core.models import GPT
+from mds_core.models.gpt import document_numbers
 from mds_core.pipeline import SCHEDULES, Pipeline
 from mds_core.rng import DropoutKey
 from mds_kernels.testing import TOLERANCES, relative_error
@@ -87,6 +88,37 @@ def test_bfloat16_stages_stay_close_to_one_float32_process(two_ranks) -> None:
     for name, gradient in reference.gradients[0].items():
         assert actual.gradients[0][name].dtype == torch.bfloat16
         assert relative_error(actual.gradients[0][name].float(), gradient) < 0.05, name
+
+
+@pytest.mark.parametrize("sums", ["fp32", "bf16"])
+def test_gradients_of_bfloat16_stages_can_be_summed_in_float32(sums, two_ranks) -> None:
+    """One bfloat16 process computes each micro batch, and the sum is taken in float64."""
+    cell = SUMS["sums-fp32"]
+    model = build(cell.cell, ProcessGroups.single())
+    batch = big_batch(cell.cell.config, 0)
+    count = batch["loss_mask"].sum()
+    documents = document_numbers(batch.pop("cumulative_lengths"), tokens=batch["tokens"])
+    parameters = dict(model.named_parameters())
+    for parameter in parameters.values():
+        parameter.grad_dtype = torch.float32  # a norm's gradient is then not rounded either
+    expected = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in parameters.items()}
+    for row in range(len(documents)):
+        one = {name: tensor[row : row + 1] for name, tensor in batch.items()}
+        hidden = model.forward_stage(
+            one["tokens"],
+            position_ids=torch.arange(one["tokens"].size(1))[None],
+            documents=documents[row : row + 1],
+        )
+        model.zero_grad()
+        (model.loss(hidden, one["labels"], one["loss_mask"]).loss_sum / count).backward()
+        for name, parameter in parameters.items():
+            expected[name] += parameter.grad.double()
+
+    actual = joined([rank[f"sums-{sums}"] for rank in two_ranks]).gradients[0]
+
+    whole_sums = whole(model, expected)
+    worst = max(relative_error(actual[name], whole_sums[name]) for name in actual)
+    assert worst < 1e-6 if sums == "fp32" else worst > 1e-3
 
 
 def test_waiting_weight_gradients_and_recomputation_repeat_no_matrix_product(two_ranks) -> None:

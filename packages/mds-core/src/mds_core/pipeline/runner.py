@@ -53,6 +53,8 @@ class Pipeline(nn.Module):
         dtype: Of parameters and activations.
         device: Of the parameters.
         execution: How to compute.
+        grad_dtype: In which gradients are summed over the micro batches; that of the parameters if
+            None. With bfloat16 parameters float32 keeps what their own dtype would round away.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Pipeline(nn.Module):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
         execution: Execution | None = None,
+        grad_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.config, self.groups, self.seed, self.dtype = config, groups, seed, dtype
@@ -98,6 +101,9 @@ class Pipeline(nn.Module):
             first, last = (model.embedding for model in self._gpts)
             if first is not None and last is not None:
                 last.word_embeddings = first.word_embeddings
+        if grad_dtype is not None:
+            for parameter in self.models.parameters():
+                parameter.grad_dtype = grad_dtype
         self._parts = [_Part(model, splits=self.schedule.splits) for model in self._gpts]
         self._runs: dict[tuple[int, int], Any] = {}
 

@@ -1,7 +1,7 @@
 """The pipeline schedules by name, and where each puts the stages.
 
-All come from torch.distributed.pipelining. ZB-H1 is torch's interleaved zero bubble with one stage
-on each rank: the two orders are equal action for action.
+All but one come from torch.distributed.pipelining. ZB-H1 is torch's interleaved zero bubble with
+one stage on each rank: the two orders are equal action for action.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from torch.distributed.pipelining import schedules as torch_schedules
+
+from mds_core.pipeline.lazy import LazyZeroBubble
 
 __all__ = ["SCHEDULES", "Schedule", "schedule_named"]
 
@@ -60,7 +62,8 @@ class Schedule:
 
     def check_micro_batches(self, count: int, *, pp_size: int) -> None:
         """Raise ValueError unless the schedule can run ``count`` micro batches."""
-        least = {"gpipe": 1, "zb-h1": 1, "dualpipe-v": 2 * pp_size}.get(self.name, pp_size)
+        any_number = dict.fromkeys(("gpipe", "zb-h1", "zb-h1-lazy"), 1)
+        least = (any_number | {"dualpipe-v": 2 * pp_size}).get(self.name, pp_size)
         if count < least:
             raise ValueError(
                 f"schedule {self.name} needs at least {least} micro batches with {pp_size} "
@@ -96,6 +99,12 @@ _ALL = (
     Schedule(
         name="zb-h1",
         torch_class=torch_schedules.ScheduleInterleavedZeroBubble,
+        placement="single",
+        splits=True,
+    ),
+    Schedule(
+        name="zb-h1-lazy",
+        torch_class=LazyZeroBubble,
         placement="single",
         splits=True,
     ),
