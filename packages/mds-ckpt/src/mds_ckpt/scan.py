@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from mds_ckpt.errors import RejectedError
+from mds_ckpt.files.numpy_archive import elements_start, holds_objects, numpy_archive
 from mds_ckpt.files.regular_file import OpenFile, RegularFile
 from mds_ckpt.files.zip_directory import Member, locate, read_directory
 from mds_ckpt.pickles.globals import judge
@@ -25,7 +26,6 @@ __all__ = ["Finding", "scan_path"]
 LARGEST_PICKLE = 64 << 20
 MOST_FILES = 200_000
 _WINDOW = 8 << 20
-_HEAD = 1 << 16
 _TEXT_STARTS = (b"c", b"(", b"]", b"}", b")", b"i", b"V", b"S", b"U", b"I", b"N", b"K", b"l", b"d")
 
 Verdict = Literal["known", "inert", "dangerous", "broken"]
@@ -139,7 +139,7 @@ def _scan_zip(file: OpenFile, label: str) -> Iterator[Finding]:
     try:
         members = read_directory(file)
     except RejectedError as error:
-        arrays = _numpy_archive(file)
+        arrays = numpy_archive(file, most=LARGEST_PICKLE)
         if arrays:
             for name, data in arrays.items():
                 yield from _numpy_findings(data, label, name)
@@ -178,71 +178,8 @@ def _scan_numpy(file: OpenFile, label: str, head: bytes) -> Iterator[Finding]:
 
 def _numpy_findings(data: bytes, label: str, member: str | None) -> Iterator[Finding]:
     """An array of objects is a pickle behind a short header; other arrays import nothing."""
-    if _holds_objects(data):
-        yield from _scan_pickles(data[_numpy_start(data) :], label, member)
-
-
-def _numpy_archive(file: OpenFile) -> dict[str, bytes]:
-    """The members of a compressed ``.npz``, as far as they matter; empty if it is none.
-
-    Torch never compresses, so its reader refuses such files; numpy does. Every local header counts,
-    whatever the directory at the end says.
-    """
-    found: dict[str, bytes] = {}
-    for at in _local_headers(file):
-        header = bytes(file.read(at, 30))
-        method, name_size = header[8] | header[9] << 8, int.from_bytes(header[26:28], "little")
-        start = at + 30 + name_size + int.from_bytes(header[28:30], "little")
-        name = bytes(file.read(at + 30, min(name_size, file.size - at - 30)))
-        if method not in (0, 8) or not name.endswith(b".npy") or start >= file.size:
-            return {}
-        data = _inflated(file, start, _HEAD, is_packed=method == 8)
-        if not data.startswith(b"\x93NUMPY"):
-            return {}
-        if _holds_objects(data):
-            data = _inflated(file, start, LARGEST_PICKLE, is_packed=method == 8)
-        found[name.decode("utf-8", "replace")] = data
-    return found
-
-
-def _local_headers(file: OpenFile) -> Iterator[int]:
-    at = 0
-    while at < file.size:
-        window = bytes(file.read(at, min(file.size - at, _WINDOW + 3)))
-        found = window.find(b"PK\x03\x04")
-        while 0 <= found < _WINDOW:
-            if file.size - at - found >= 30:
-                yield at + found
-            found = window.find(b"PK\x03\x04", found + 4)
-        at += _WINDOW
-
-
-def _inflated(file: OpenFile, start: int, most: int, *, is_packed: bool) -> bytes:
-    """The first ``most`` bytes of a member, unpacked if need be; fewer if it breaks."""
-    if not is_packed:
-        return bytes(file.read(start, min(most, file.size - start)))
-    unpacker, parts, size = zlib.decompressobj(-15), [], 0
-    while start < file.size and size < most and not unpacker.eof:
-        raw = bytes(file.read(start, min(_HEAD, file.size - start)))
-        start += len(raw)
-        try:
-            part = unpacker.decompress(raw, most - size)
-        except zlib.error:
-            break
-        parts.append(part)
-        size += len(part)
-    return b"".join(parts)
-
-
-def _holds_objects(data: bytes) -> bool:
-    start = _numpy_start(data)
-    return b"'O'" in data[:start] or b"|O" in data[:start]
-
-
-def _numpy_start(data: bytes) -> int:
-    """Where the elements of a numpy file begin."""
-    width = 2 if data[6:7] == b"\x01" else 4
-    return 8 + width + int.from_bytes(data[8 : 8 + width], "little")
+    if holds_objects(data):
+        yield from _scan_pickles(data[elements_start(data) :], label, member)
 
 
 def _scan_tar(file: OpenFile, label: str) -> Iterator[Finding]:
