@@ -112,7 +112,7 @@ def test_states_of_random_generators_are_carried_to_the_same_ranks(tmp_path: Pat
 def test_a_bert_and_a_t5_have_files_without_pipeline(tmp_path: Path) -> None:
     for name in ("bert_tp1_legacy_fp32", "t5_tp1_legacy_fp32"):
         source = open_checkpoint(fixture(name) / "ckpt")
-        for stage in (0, 1, 3):
+        for stage in (0, 3):
             target = tmp_path / f"{name}{stage}"
             found = written(source, target, zero_stage=stage, tp_size=2, dp_size=2)
             weights = {

@@ -27,7 +27,7 @@ from mds_ckpt.files.zip_writer import ZipWriter
 from mds_ckpt.formats import open_checkpoint
 from mds_ckpt.scan import scan_path
 
-EXAMPLES = int(os.environ.get("MDS_FUZZ", "0")) or 25
+EXAMPLES = int(os.environ.get("MDS_FUZZ", "0")) or 15
 FORMATS = ("deepspeed", "stage3", "universal", "megatron", "torch_dist", "mds", "hf")
 NUMBERS = (0, 1, 2, 3, 255, 65535, 1 << 31, (1 << 32) - 1, 1 << 40, (1 << 63) - 1)
 WORDS = ("", "..", "/etc/passwd", "data.pkl", "os", "system", "\x00", "é" * 40, "weight", "F32")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,12 @@ from golden import fixture
 from mds_ckpt import convert
 from mds_ckpt.cli import main
 from mds_ckpt.errors import UsageError
+from mds_ckpt.files.file_operations import REAL
 from mds_ckpt.formats import open_checkpoint
+from mds_ckpt.megatron.target_layout import TargetLayout
 from mds_ckpt.pickles.archive import open_torch_file
+from mds_ckpt.plan import Options
+from mds_ckpt.writers import deepspeed
 
 
 def test_counters_begin_anew_and_the_rest_stays(tmp_path: Path) -> None:
@@ -25,7 +30,19 @@ def test_counters_begin_anew_and_the_rest_stays(tmp_path: Path) -> None:
     assert found.training["schedule"] == before.training["schedule"]
     assert found.training["optimizer"]["step"] == before.training["optimizer"]["step"] == 10
     assert found.states.keys() == before.states.keys()
-    assert found.carried.keys() == {"rng"}
+    assert found.carried.keys() == {"rng", "clip_grad"}
+
+
+def test_the_norm_of_clipping_is_that_of_the_source(tmp_path: Path) -> None:
+    source = open_checkpoint(fixture("gpt_nopipe_tp2dp2_z1_fp16") / "ckpt")
+    other = replace(source, carried={"clip_grad": 0.25})
+    made = deepspeed.plan(other, Options(), layout=TargetLayout())
+    made.write(tmp_path, REAL)
+
+    name = "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    state = open_torch_file(tmp_path / "global_step10" / name).value["optimizer_state_dict"]
+    assert state["clip_grad"] == 0.25
+    assert open_checkpoint(tmp_path).carried["clip_grad"] == 0.25
 
 
 def test_the_schedule_and_the_generators_begin_anew(tmp_path: Path) -> None:
@@ -37,7 +54,7 @@ def test_the_schedule_and_the_generators_begin_anew(tmp_path: Path) -> None:
     schedule = before.training["schedule"]
     assert found.training["schedule"] == {**schedule, "num_steps": 0, "num_tokens": 0}
     assert found.counters["iteration"] == 10
-    assert found.carried == {}
+    assert "rng" not in found.carried
 
 
 def test_a_release_has_weights_only_and_begins_at_zero(tmp_path: Path) -> None:

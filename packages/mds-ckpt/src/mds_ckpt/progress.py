@@ -36,7 +36,8 @@ def without_progress(checkpoint: Checkpoint, what: Collection[str]) -> Checkpoin
         training["schedule"] = _begun(training["schedule"])
     if "rng" in what:
         training.pop("rng", None)
-        checkpoint = replace(checkpoint, carried={})
+        kept = {key: value for key, value in checkpoint.carried.items() if key != "rng"}
+        checkpoint = replace(checkpoint, carried=kept)
     return replace(checkpoint, training=training)
 
 

@@ -134,6 +134,7 @@ class OptimizerFiles:
                 names[index].extend(self._global_names(group))
         kept = [self._canonical_names(group) for group in names]
         self._reading.keep_groups(groups, state.get("loss_scaler"), kept)
+        self._reading.keep_clipping(state)
 
     def _global_names(self, group: Mapping[str, Any]) -> list[str]:
         """A group's names, with the experts of all ranks."""

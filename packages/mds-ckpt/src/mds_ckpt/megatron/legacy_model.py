@@ -94,6 +94,8 @@ class ModelReading:
     notes: list[str] = field(default_factory=list)
     random: dict[tuple[int, int], RandomState] = field(default_factory=dict)
     """States of random generators by tensor-parallel rank and pipeline stage."""
+    clip_grad: float | None = None
+    """The norm to which gradients are clipped."""
     optimizer: dict[str, Any] = field(default_factory=dict)
     """``groups`` and ``loss_scaler``, as a reader found them."""
     args: Mapping[str, Any] = field(init=False)
@@ -152,6 +154,16 @@ class ModelReading:
         if isinstance(stored, list) and stored:
             self.random[tp_rank, stage] = RandomState(file, stored)
 
+    def keep_clipping(self, state: Mapping[str, Any]) -> None:
+        """Remember the norm to which gradients are clipped, if an optimizer's state says it."""
+        value = state.get("clip_grad")
+        if isinstance(value, int | float) and value is not True and value >= 0:
+            self.clip_grad = float(value)
+
+    def _carried(self) -> dict[str, Any]:
+        clipping = {} if self.clip_grad is None else {"clip_grad": self.clip_grad}
+        return ({"rng": dict(self.random)} if self.random else {}) | clipping
+
     def note(self, sentence: str) -> None:
         """Keep a sentence for the user, once."""
         if sentence not in self.notes:
@@ -203,7 +215,7 @@ class ModelReading:
             parallel=parallel,
             training=self._training(step),
             origin={"megatron": {"args": plain(self.args)}} if self.args else {},
-            carried={"rng": dict(self.random)} if self.random else {},
+            carried=self._carried(),
             notes=tuple(self.notes),
         )
 

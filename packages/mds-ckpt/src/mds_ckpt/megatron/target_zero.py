@@ -123,7 +123,7 @@ def zero_state(
         counts.append(count)
     return {
         **_scaler(target),
-        "clip_grad": 1.0,
+        **target.clipping(),
         "base_optimizer_state": {"state": moments, "param_groups": _flat_groups(target, groups)},
         "single_partition_of_fp32_groups": shares,
         "zero_stage": EnumRecord(_STAGE, layout.zero_stage),

@@ -200,6 +200,7 @@ class _Reader:
             if isinstance(state, dict):
                 groups, scaler = state.get("param_groups"), state.get("loss_scaler")
                 self._reading.keep_groups(groups, scaler, [])
+                self._reading.keep_clipping(state)
 
     def step(self) -> int | None:
         """The optimizer's count of steps, from any parameter's."""

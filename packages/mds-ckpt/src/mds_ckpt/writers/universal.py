@@ -112,7 +112,7 @@ class _Writer:
             "loss_scaler": scaler,
             "dynamic_loss_scale": scaler.cls.name == "DynamicLossScaler",
             "overflow": False,
-            "clip_grad": 1.0,
+            **target.clipping(),
             "zero_stage": 1,
             "group_paddings": [0] * len(groups),
             "partition_count": [1] * len(groups),
