@@ -29,6 +29,8 @@ class Layout:
     partition: str = "layers"
     recompute: str = "none"
     recompute_layers: int = 1
+    recompute_modules: tuple[str, ...] = ()
+    offload_activations: bool = False
 
     @property
     def name(self) -> str:
@@ -41,6 +43,8 @@ class Layout:
             f"ulysses{self.ulysses_size}" * (self.ulysses_size > 1),
             "sp" * self.sequence_parallel,
             f"{self.recompute}{self.recompute_layers}" * (self.recompute != "none"),
+            "+".join(self.recompute_modules),
+            "offload" * self.offload_activations,
             self.precision,
         ]
         return "-".join(part for part in parts if part)
@@ -63,7 +67,8 @@ class Layout:
     @property
     def memory(self) -> dict[str, object]:
         """Fields of the [memory] table."""
-        return {key: getattr(self, key) for key in ("recompute", "recompute_layers")}
+        keys = ("recompute", "recompute_layers", "recompute_modules", "offload_activations")
+        return {key: getattr(self, key) for key in keys}
 
 
 def straight_runs(folder: Path, *, layers: int) -> dict[str, Recorder]:

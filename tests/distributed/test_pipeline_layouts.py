@@ -20,7 +20,7 @@ LAYOUTS = [
     Layout(2, 1, 1, pp_size=2),
     Layout(2, 1, 0, pp_size=2, virtual_stages=2),
     Layout(2, 1, 1, pp_size=2, schedule="zb-h1", recompute="full"),
-    Layout(2, 1, 1, pp_size=2, schedule="interleaved-zb"),
+    Layout(2, 1, 1, pp_size=2, schedule="interleaved-zb", offload_activations=True),
     Layout(2, 1, 1, pp_size=2, schedule="zb-v"),
     Layout(2, 1, 0, pp_size=2, schedule="dualpipe-v"),
     Layout(2, 1, 1, "bf16", pp_size=2),

@@ -19,6 +19,8 @@ LAYOUTS = [
     Layout(1, 1, 0),
     Layout(1, 1, 1, recompute="full", recompute_layers=2),
     Layout(1, 1, 3, recompute="full"),
+    Layout(1, 1, 3, offload_activations=True),
+    Layout(1, 1, 1, recompute="modules", recompute_modules=("norm", "mlp")),
     Layout(2, 2, 1),
     Layout(2, 1, 1),
     Layout(2, 1, 3),

@@ -39,6 +39,17 @@ def test_settings_reach_the_model(tmp_path: Path) -> None:
     assert model.decoder.execution == execution  # type: ignore[union-attr]
 
 
+def test_modules_to_recompute_and_where_activations_stay_reach_the_model(tmp_path: Path) -> None:
+    memory = MemoryConfig(
+        recompute="modules", recompute_modules=("norm", "mlp"), offload_activations=True
+    )
+
+    execution = execution_of(replace(tiny_config(tmp_path), memory=memory))
+
+    assert execution.recompute_modules == ("norm", "mlp")
+    assert execution.offload_activations
+
+
 def test_global_shapes_have_the_true_vocabulary_and_the_order_of_the_model(tmp_path: Path) -> None:
     config = tiny_config(tmp_path)
 

@@ -81,6 +81,8 @@ def execution_of(config: TrainConfig) -> Execution:
         sequence_parallel=config.parallel.sequence_parallel,
         recompute=memory.recompute,  # type: ignore[arg-type]
         recompute_layers=memory.recompute_layers,
+        recompute_modules=memory.recompute_modules,  # type: ignore[arg-type]
+        offload_activations=memory.offload_activations,
     )
 
 

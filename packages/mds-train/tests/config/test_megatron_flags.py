@@ -97,6 +97,7 @@ SETS = {
     "--ds-sequence-parallel-size 2": {"parallel.ulysses_size": 2},
     "--sequence-parallel": {"parallel.sequence_parallel": True},
     "--checkpoint-activations": {"memory.recompute": "full"},
+    "--checkpoint-in-cpu": {"memory.offload_activations": True},
     "--recompute-activations": {"memory.recompute": "selective"},
     "--recompute-granularity full": {"memory.recompute": "full"},
     "--recompute-num-layers 2": {"memory.recompute_layers": 2},

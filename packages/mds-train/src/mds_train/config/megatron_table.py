@@ -404,10 +404,7 @@ _MEMORY: tuple[OldFlag, ...] = (
         ),
         instead="--parallel.sequence-parallel splits what is kept over the tensor-parallel ranks",
     ),
-    Refused(
-        names=("--checkpoint-in-cpu",),
-        instead="what is kept stays on the device; --memory.recompute full keeps the least",
-    ),
+    Switch(names=("--checkpoint-in-cpu",), values={"memory.offload_activations": True}),
     Ignored(
         names=(
             "--accumulate-allreduce-grads-in-fp32",
