@@ -254,11 +254,13 @@ class RankedTarget:
         )
 
     def clipping(self) -> dict[str, float]:
-        """``clip_grad`` as the source has it; nothing where unknown, for DeepSpeed to keep its own."""
-        known = self.checkpoint.carried.get("clip_grad")
-        value = source_args(self.checkpoint).get("clip_grad") if known is None else known
-        is_number = isinstance(value, int | float) and value is not True
-        return {"clip_grad": float(value)} if is_number else {}
+        """``clip_grad`` as the source has it; nothing where it is unknown."""
+        value = self.checkpoint.carried.get("clip_grad")
+        if value is None:
+            value = source_args(self.checkpoint).get("clip_grad")
+        if not isinstance(value, int | float) or value is True:
+            return {}  # DeepSpeed then keeps what its own configuration says
+        return {"clip_grad": float(value)}
 
     def loss_scale(self) -> dict[str, Any]:
         """The loss scaler's class and state: the source's in fp16, a constant 1 in other types."""
