@@ -156,9 +156,12 @@ def other_rank(monkeypatch):
     answer = {}
 
     def gather(everyone, mine, *, group):
-        everyone[:] = [mine, {**mine, **answer}]
+        for row in everyone:
+            row.copy_(mine)
+        for op, backend in answer.items():
+            everyone[1][list(OPS).index(op)] = BACKENDS.index(backend)
 
-    monkeypatch.setattr(dist, "all_gather_object", gather)
+    monkeypatch.setattr(dist, "all_gather", gather)
     return answer
 
 

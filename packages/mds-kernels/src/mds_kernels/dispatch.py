@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from mds_kernels.preference import BackendError, Preference, environment, preference
-from mds_kernels.registry import FUSED_BY_COMPILER, OPS, Implementation
+from mds_kernels.registry import BACKENDS, FUSED_BY_COMPILER, OPS, Implementation
 
 __all__ = [
     "BackendError",
@@ -126,11 +126,14 @@ def check_ranks_agree(*, device: str, dtype: torch.dtype, group: dist.ProcessGro
     Raises:
         BackendError: The ranks differ; the message names op and ranks.
     """
-    mine = {op: why(op, device=device, dtype=dtype).backend for op in OPS}
-    everyone: list[dict[str, str]] = [{} for _ in range(group.size())]
-    dist.all_gather_object(everyone, mine, group=group)
-    for op in OPS:
-        backends = [choices[op] for choices in everyone]
+    # Numbers, not objects: torch needs numpy to gather those, and this package does without.
+    chosen = [BACKENDS.index(why(op, device=device, dtype=dtype).backend) for op in OPS]
+    mine = torch.tensor(chosen, device=device)
+    everyone = [torch.empty_like(mine) for _ in range(group.size())]
+    dist.all_gather(everyone, mine, group=group)
+    choices = [choice.tolist() for choice in everyone]
+    for place, op in enumerate(OPS):
+        backends = [BACKENDS[choice[place]] for choice in choices]
         if len(set(backends)) > 1:
             told = ", ".join(f"rank {rank} {name}" for rank, name in enumerate(backends))
             raise BackendError(
