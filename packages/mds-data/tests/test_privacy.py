@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,52 @@ FOUND = [
     ),
 ]
 
+# Beside scripts without spaces, in brackets, under words of other languages. Numbers are made up
+# and have right check digits (python-stdnum agrees).
+FOUND_IN_OTHER_LAYOUTS = [
+    ("IP", "IP地址是192.168.92.47。请检查", "192.168.92.47"),
+    ("IP", "地址2a00::cc39不可用", "2a00::cc39"),
+    ("IP", "nameserver 8.8.8.8", "8.8.8.8"),
+    ("IBAN", "账号DE89370400440532013000请查收", "DE89370400440532013000"),
+    ("CARD", "troy 9792030394440796", "9792030394440796"),
+    ("CARD", "номер карты 4111-1111-1111-1111", "4111-1111-1111-1111"),
+    ("PHONE", "Anna (+61461952574) will come", "+61461952574"),
+    ("PHONE", "Anna (+1 (204) 984-8054) came", "+1 (204) 984-8054"),
+    ("PHONE", "| Bob | +818098116402 | Paris |", "+818098116402"),
+    ("PHONE", "Anna, 0033 4 54 17 62 87, Lyon", "0033 4 54 17 62 87"),
+    ("PHONE", "office 889-421-5554 x011 or", "889-421-5554 x011"),
+    ("PHONE", "Звоните (495) 354-36-64", "(495) 354-36-64"),
+    ("PHONE", "Моб.: 89156766217", "89156766217"),  # noqa: RUF001
+    ("PHONE", "연락처 02)5543-8328", "02)5543-8328"),
+    ("PHONE", "Mobile No. 080 4383 4210", "080 4383 4210"),
+    ("PHONE", "il mio numero è 347 12 52 423", "347 12 52 423"),
+    ("PHONE", "手机号13064581984", "13064581984"),
+    ("NATIONAL_ID", "CUIT: 20-25899040-5", "20-25899040-5"),
+    ("NATIONAL_ID", "INSZ 81011435065", "81011435065"),
+    ("NATIONAL_ID", "ЕГН: 8210270690", "8210270690"),
+    ("NATIONAL_ID", "rodné číslo 850102/1826", "850102/1826"),
+    ("NATIONAL_ID", "isikukood 48005241692", "48005241692"),
+    ("NATIONAL_ID", "HKID: Z899650(5)", "Z899650(5)"),
+    ("NATIONAL_ID", "OIB: 69521805999", "69521805999"),
+    ("NATIONAL_ID", "PPS No. 7525932P", "7525932P"),
+    ("NATIONAL_ID", "תעודת זהות 023634868", "023634868"),
+    ("NATIONAL_ID", "CNP: 1941130081927", "1941130081927"),
+    ("NATIONAL_ID", "ИНН 475714917397", "475714917397"),
+    ("NATIONAL_ID", "주민등록번호는 4802221585091입니다", "4802221585091"),
+    ("NATIONAL_ID", "codice fiscale cbpdbs93l49h501z", "cbpdbs93l49h501z"),
+    ("NATIONAL_ID", "身分證M112977222", "M112977222"),
+    ("NATIONAL_ID", "kimlik no 72829863982", "72829863982"),
+    ("NATIONAL_ID", "South African ID 481106 7984 084", "481106 7984 084"),
+    ("NATIONAL_ID", "Henkilötunnus: 251257-6427", "251257-6427"),
+    ("SECRET", "authorization: bearer 1FZpqJlNJ1WTJtzujPIfto4W", "1FZpqJlNJ1WTJtzujPIfto4W"),
+    ("SECRET", "machine h\n  login bob\n  password 0Xgg$b2kLY1", "0Xgg$b2kLY1"),
+    ("SECRET", "contraseña : Ellu#BWS18X6k71", "Ellu#BWS18X6k71"),
+    ("SECRET", "密码\uff1aoHZw!4xTa090", "oHZw!4xTa090"),
+    ("SECRET", "define('DB_PASSWORD', 'oHZw!4xTa090');", "oHZw!4xTa090"),
+    ("SECRET", "<password>qCuH#Wzej7PC5</password>", "qCuH#Wzej7PC5"),
+    ("SECRET", "run --password jKMb#xbqSbf9 now", "jKMb#xbqSbf9"),
+]
+
 NOT_PRIVATE = [
     "released as v1.2.3.4, version 10.0.1.2, firmware 4.0.0.1",
     "commit 3b18e512dba79e4c8300dd08aeb37f8e728b8dad",
@@ -123,10 +171,23 @@ NOT_PRIVATE = [
     "::1, ff:ff:ff:ff:ff:ff, 12:34:56",
     "page 1234-1250, lines 100-200, section 10.2.3.4",
     "ORDER 000123456789, part 12-3456-789",
+    "dpkg (1.16.4.3) unstable; libx (21.0.19.1-2), since 1.4.0.32",
+    "USPS 9827 6197 8522 9889 6501 90, tracking number 003195882876, AWB 045-63305555",
+    "population 944 402 234, £785 789 329, 609.931.455,27 €",
+    "request id=856366877055, lot 8927-8031-6761",
+    "Date: Fri Oct 14 07:14:00 2022 -0700, [006051.365128] usb 1-1",
+    "U+2010..2012, U+2032-2037, kmod (30+20221128-1)",
+    "[ 306 252 0 507 507 507 507 507 507 507 507 ]",
+    "lat=44.34778189&lon=-154.07350793",
+    "30-05-1998 17-21-31, Buffer 66 68 71 77 68 67 61 64 73",
+    "PASS: binutils-all/i386/pr21231a",
+    "https://user:pass@example.org/",
+    "calls from 20170617, copyright call 2016-2018",
+    "$pass = !$pass1; --password <password>",
 ]
 
 
-@pytest.mark.parametrize(("kind", "text", "value"), FOUND)
+@pytest.mark.parametrize(("kind", "text", "value"), [*FOUND, *FOUND_IN_OTHER_LAYOUTS])
 def test_finds_the_value_and_its_kind(kind: str, text: str, value: str) -> None:
     start = text.index(value)
 
@@ -145,6 +206,40 @@ def test_one_wrong_digit_is_no_card_account_or_identity_number() -> None:
             wrong = f"{value[:place]}{(int(value[place]) + 1) % 10}{value[place + 1 :]}"
             kinds = {found for _, _, found in find(text.replace(value, wrong))}
             assert kind not in kinds, wrong
+
+
+def test_no_text_takes_time_out_of_proportion() -> None:
+    pieces = ["4", "@", ":", "1.", "1-", "a@", "8.8.4.4 ", "DE89 ", "a@b.co ", "x://y:", "eyJa."]
+
+    for piece in pieces:
+        steps = [_steps(piece * (length // len(piece))) for length in (4_000, 16_000)]
+
+        assert steps[1] < 6 * steps[0] + 200, piece
+
+
+def _steps(text: str) -> int:
+    """Calls of Python and C functions, which no load of the machine changes."""
+    counted = Counter[str]()
+    sys.setprofile(lambda _frame, event, _argument: counted.update((event,)))
+    try:
+        find(text)
+    finally:
+        sys.setprofile(None)
+    return counted["call"] + counted["c_call"]
+
+
+def test_many_findings_take_time_in_proportion() -> None:
+    text = "a@example.org 192.0.2.1 " * 500
+
+    assert len(find(text)) == 1000
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_follows_a_dropped_value_stays(mode: Any) -> None:
+    text = "machine h login bob password r1h8$Y7Gr6 Merci. run --password jKMb#xbqSbf9 later"
+
+    assert redact(text, mode, key=KEY).endswith(" later")
+    assert " Merci. run --password " in redact(text, mode, key=KEY)
 
 
 @pytest.mark.parametrize("mode", MODES)

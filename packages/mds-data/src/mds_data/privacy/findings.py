@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterable
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
-__all__ = ["KINDS", "Finding", "Kind", "lower", "without_overlaps"]
+__all__ = ["KINDS", "Finding", "Kind", "is_word", "lower", "without_overlaps"]
 
 Kind: TypeAlias = Literal[
     "SECRET",
@@ -38,9 +39,21 @@ def without_overlaps(findings: Iterable[Finding]) -> list[Finding]:
     """By position; of overlapping ones the kind that comes first in KINDS, then the longer."""
     kept: list[Finding] = []
     for finding in sorted(findings, key=lambda f: (_RANK[f.kind], f.start - f.end, f.start)):
-        if all(finding.end <= other.start or other.end <= finding.start for other in kept):
-            kept.append(finding)
-    return sorted(kept)
+        place = bisect(kept, finding)
+        before, after = kept[max(0, place - 1) : place], kept[place : place + 1]
+        if all(other.end <= finding.start for other in before) and all(
+            finding.end <= other.start for other in after
+        ):
+            kept.insert(place, finding)
+    return kept
+
+
+def is_word(character: str) -> bool:
+    """A letter or digit of a script that puts spaces between words.
+
+    Chinese, Japanese and Korean text goes on right beside a number: it is no part of it.
+    """
+    return character.isalnum() and (character.isascii() or character < "\u2e80")
 
 
 def lower(text: str) -> str:

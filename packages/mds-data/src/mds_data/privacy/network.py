@@ -22,11 +22,12 @@ png jpg jpeg gif svg webp ico bmp css js ts py rb go rs c h cpp html htm json ya
 md pdf zip gz tar so exe dll
 """
 _NOT_DOMAINS = frozenset(_FILE_SUFFIXES.split())
+_PASSWORD_OF_URL = re.compile(r"://[^\s/:@]*:\Z")
 _SERVICE = re.compile(r"(?:git|hg|svn)\Z", re.IGNORECASE)
 
 _V4 = re.compile(
-    r"(?<![\w.])(?:(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)\.){3}(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
-    r"(?![\w]|\.\d)"
+    r"(?<![A-Za-z0-9_.])(?:(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)\.){3}(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+    r"(?![A-Za-z0-9_]|\.\d)"
 )
 _V4_SHAPE = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}")
 _VERSION_BEFORE = re.compile(
@@ -37,11 +38,15 @@ _VERSION_BEFORE = re.compile(
 )
 _HEX = "0123456789abcdefABCDEF"
 _V6_COLON = re.compile(r":(?=[0-9A-Fa-f]{1,4}:|:)")
+_REVISION = re.compile(r"[+~][A-Za-z0-9]|-\d{1,3}(?![\d.])")
 _HOST_BEFORE = re.compile(
-    r"(?:\bip|addr|host|server|dns|gateway|from|client|://)[^\n]{0,12}\Z", re.I
+    r"(?:\bip|add?r|host|server|serveur|rechner|dns|gateway|proxy|peer|from|client|ping|ssh|route|inet|://"
+    r"|адрес|сервер|地址|服务器|アドレス|주소)[^\n]{0,12}\Z",
+    re.IGNORECASE,
 )
 _V6_RUN = re.compile(
-    r"(?<![\w:.])[0-9A-Fa-f:]{2,39}(?::(?:\d{1,3}\.){3}\d{1,3})?(?:%\w{1,15})?(?![\w:]|\.\d)"
+    r"(?<![A-Za-z0-9_:.])[0-9A-Fa-f:]{2,39}(?::(?:\d{1,3}\.){3}\d{1,3})?(?:%\w{1,15})?"
+    r"(?![A-Za-z0-9_:]|\.\d)"
 )
 
 
@@ -50,13 +55,14 @@ def find_email(text: str) -> Iterator[Finding]:
     position = text.find("@")
     while position >= 0:
         domain = _DOMAIN.match(text, position + 1)
-        before = text[max(0, position - 64) : position]
+        before = text[max(0, position - 64) : position] if domain else ""
         local = _LOCAL.search(before) or _QUOTED.search(before)
         if domain and local:
             name = local[0] if local[0].startswith('"') else local[0].lstrip(_LEADING)
             if (
                 name
                 and ".." not in name
+                and not _PASSWORD_OF_URL.search(before[: len(before) - len(name)])
                 and _is_mailbox(name, domain[0], after=text[domain.end() :][:2])
             ):
                 yield Finding(position - len(name), domain.end(), "EMAIL")
@@ -79,12 +85,22 @@ def find_ip(text: str) -> Iterator[Finding]:
         if match is None or match[0] == "127.0.0.1" or match[0].startswith("0."):
             continue
         before = text[max(0, match.start() - 24) : match.start()]
-        is_section = (
-            len(match[0]) == 7 and len(set(match[0])) > 2 and not _HOST_BEFORE.search(before)
-        )
-        if not is_section and not _VERSION_BEFORE.search(before):
+        if not _VERSION_BEFORE.search(before) and (
+            _HOST_BEFORE.search(before) or not _is_version(text, match)
+        ):
             yield Finding(match.start(), match.end(), "IP")
     yield from _find_v6(text)
+
+
+def _is_version(text: str, match: re.Match[str]) -> bool:
+    """Written as versions and sections are: 1.4.0.32, or 10.0.19.1-2+b1 as packages have it.
+
+    Of all addresses one in 200 has so few digits; 1.1.1.1 and 8.8.8.8 are addresses.
+    """
+    after = text[match.end() : match.end() + 8]
+    if _REVISION.match(after):
+        return not match[0].startswith(("10.", "192.168.", "172."))
+    return match[0][1] == "." and len(match[0]) <= 9 and len(set(match[0])) > 2
 
 
 def _find_v6(text: str) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from mds_data.privacy.checksums import luhn, mod97
-from mds_data.privacy.findings import Finding
+from mds_data.privacy.findings import Finding, is_word
 
 __all__ = ["find_crypto", "find_iban", "is_card"]
 
@@ -21,7 +21,8 @@ _CARD = re.compile(
     r"|35(?:2[89]|[3-8]\d)\d{12}"  # JCB
     r"|62\d{14,17}"  # UnionPay
     r"|(?:50|5[6-9]|6[0-9])\d{11,17}"  # Maestro, RuPay, Elo
-    r"|220[0-4]\d{12}"  # Mir
+    r"|220[0-5]\d{12}"  # Mir, Borica
+    r"|9792\d{12}|(?:8600|9860)\d{12}"  # Troy, Uzcard, Humo
 )
 
 # Country and length of its IBAN, from the registry of SWIFT.
@@ -58,7 +59,7 @@ def find_iban(text: str) -> Iterator[Finding]:
         length = _IBAN_LENGTHS.get(country[0][:2].upper())
         start = country.start()
         end = None if length is None else _end_of_characters(text, start, count=length)
-        if end is None or text[end : end + 1].isalnum():
+        if end is None or is_word(text[end : end + 1]):
             continue
         characters = "".join(filter(str.isalnum, text[start:end]))
         if characters.isascii() and mod97(characters):
@@ -69,7 +70,7 @@ def _end_of_characters(text: str, start: int, *, count: int) -> int | None:
     """Where ``count`` letters and digits end, with at most one separator between two of them."""
     gap = 0
     for position in range(start, min(len(text), start + 2 * count)):
-        if text[position].isalnum():
+        if is_word(text[position]):
             gap = 0
             count -= 1
             if not count:
@@ -86,7 +87,7 @@ def find_crypto(text: str) -> Iterator[Finding]:
     for match in _HEX_ADDRESS.finditer(text) if "0x" in text else ():
         yield Finding(match.start(), match.end(), "CRYPTO")
     for match in _BASE58.finditer(text):
-        if not text[match.start() - 1 : match.start()].isalnum() and _base58_is_right(match[0]):
+        if not is_word(text[match.start() - 1 : match.start()]) and _base58_is_right(match[0]):
             yield Finding(match.start(), match.end(), "CRYPTO")
     for match in _BECH32.finditer(text) if any(p in text for p in ("bc1", "tb1", "ltc1")) else ():
         if _bech32_is_right(match[1], match[2]):

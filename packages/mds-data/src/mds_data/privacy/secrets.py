@@ -72,6 +72,17 @@ _KEYS = (
         r"(?:(?:DefaultEndpointsProtocol|AccountName|Endpoint|BlobEndpoint|EndpointSuffix|HostName|"
         r"SharedAccessKeyName|EntityPath|SharedAccessKey|AccountKey|AccountEndpoint)=[^;\s\"']{1,200};?)+"
     )),
+    _pattern("login", (
+        r"\b(?:machine[ \t]+[\w.\-]{1,128}|default)\s{1,8}login\s{1,8}[^\s]{1,128}\s{1,8}"
+        r"password[ \t](?P<value>\S{3,256})"  # .netrc
+    )),
+    _pattern("--pass", (
+        r"--pass(?:word|wd|phrase)?[ \t](?P<value>(?=\S{0,64}\d)[^\s\"'`<>\[\]\-]\S{3,255})"
+    )),
+    _pattern("define(", (
+        r"define\(\s{0,4}[\"']\w{0,40}(?:PASSWORD|SECRET|KEY|SALT|TOKEN)[\"']\s{0,4},\s{0,4}"
+        r"(?P<quote>[\"'])(?P<value>[^\"'\n]{6,256})(?P=quote)"  # PHP
+    )),
     _pattern("sig=", r"(?<=[?&])sig=[A-Za-z0-9%+/=_\-]{32,}"),
     _pattern("://", (
         r"(?<![A-Za-z0-9+.\-])[A-Za-z][A-Za-z0-9+.\-]{1,30}://"
@@ -80,24 +91,30 @@ _KEYS = (
 )  # fmt: skip
 
 # The last word of a setting's name, what stands before it, and after it up to the value.
-_NAMES = ("key", "token", "secret", "passw", "passphrase", "pwd", "pass", "credential", "auth")
+_NAMES = (
+    *("key", "token", "secret", "passw", "passphrase", "pwd", "pass", "credential", "auth"),
+    "mot de passe",  # codespell:ignore mot
+    *("contraseña", "senha", "kennwort", "hasło", "пароль"),
+    *("密码", "密碼", "口令", "パスワード", "비밀번호"),
+)
 _KEY_BEFORE = re.compile(
     r"(?:api|access|secret|private|encryption|signing|account|master|shared|auth)[_\- ]?\Z",
     re.IGNORECASE,
 )
 _VALUE_AFTER = re.compile(
-    r"(?:[_\- ]?(?:access[_\- ]?key|id|key|token|ord|d|s|orization|code))?[\"']?"
-    r"(?P<sign>[ \t]*(?:=>|:=|[:=]|\bis\b)[ \t]*)"
+    r"(?:[_\- ]?(?:access[_\- ]?key|id|key|token|or[dt]|d|s|orization|code))?[\"']?"
+    r"(?P<sign>[ \t]*(?:=>|:=|[:=\uff1a]|\bis\b|是|>(?=[^<\s]{4,256}</))[ \t]*)"
     r"(?P<quote>[\"'`]?)(?P<value>[^\s\"'`<>,;]{6,256})(?P=quote)",
     re.IGNORECASE,
 )
-_BEARER = re.compile(r"\b(?:Bearer|Basic|Token)[ \t]+(?P<value>[A-Za-z0-9+/=_.~\-]{16,1024})")
+_BEARER = re.compile(r"\b(?:[Bb]earer|Basic|Token)[ \t]+(?P<value>[A-Za-z0-9+/=_.~\-]{16,1024})")
 _PLACEHOLDER = re.compile(
     r"(?:your|my|the|some|example|sample|dummy|changeme|change_me|placeholder|redacted|xxx|\*{3}|\.{3}|<|\$\{?"
     r"|\{\{|%\(|%s|os\.|env|process\.|none\b|null\b|true\b|false\b|self\.|config|get|input|required|optional"
-    r"|string|str\b|int\b|bool\b|type|password|secret|token|insert|todo|enter|default)",
+    r"|!?\$|string|str\b|int\b|bool\b|type|password|secret|token|insert|todo|enter|default)",
     re.IGNORECASE,
 )
+_WORD_FOR_PASSWORD = re.compile(r"(?:proxy|user|db)?_?(?:pass(?:w(?:or)?d)?|pwd?)", re.IGNORECASE)
 
 
 def find_secrets(text: str) -> Iterator[Finding]:
@@ -106,7 +123,10 @@ def find_secrets(text: str) -> Iterator[Finding]:
         for literal in literals:
             if literal in text:
                 for match in pattern.finditer(text):
-                    if _is_real(match[0]):
+                    if "value" in match.re.groupindex:
+                        if not _PLACEHOLDER.match(match["value"]):
+                            yield Finding(*match.span("value"), "SECRET")
+                    elif _is_real(match[0]):
                         yield Finding(match.start(), _without_punctuation(match), "SECRET")
                 break
     yield from _assigned(text)
@@ -116,6 +136,8 @@ def _is_real(found: str) -> bool:
     """Not a template such as ``sk-xxxxxxxx`` or ``postgres://user:${PASSWORD}@host``."""
     if "://" in found and "@" in found:
         password = found.partition("://")[2].rpartition("@")[0].partition(":")[2]
+        if _WORD_FOR_PASSWORD.fullmatch(password):
+            return False
         return not _PLACEHOLDER.match(password) or password.lower().startswith("password1")
     return len(set(found)) >= 8 and not found.startswith("sk-learn")
 
@@ -132,7 +154,8 @@ def _assigned(text: str) -> Iterator[Finding]:
         while position >= 0:
             match = _VALUE_AFTER.match(text, position + len(name))
             before = text[max(0, position - 12) : position]
-            if match and _is_setting(name, before) and _is_value(match):
+            is_verdict = text.startswith("PASS:", position)  # of a test
+            if match and not is_verdict and _is_setting(name, before) and _is_value(match):
                 yield Finding(match.start("value"), match.end("value"), "SECRET")
             position = lowered.find(name, position + 1)
     if any(word in text for word in ("earer ", "asic ", "oken ")):
