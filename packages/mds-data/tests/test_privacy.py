@@ -144,6 +144,10 @@ FOUND_IN_OTHER_LAYOUTS = [
     ("SECRET", "密码\uff1aoHZw!4xTa090", "oHZw!4xTa090"),
     ("SECRET", "define('DB_PASSWORD', 'oHZw!4xTa090');", "oHZw!4xTa090"),
     ("SECRET", "<password>qCuH#Wzej7PC5</password>", "qCuH#Wzej7PC5"),
+    ("SECRET", "password: hunter2\nuser: bob", "hunter2"),
+    ("SECRET", "Das Passwort lautet Geheim123!", "Geheim123!"),
+    ("PHONE", "(+34) 915 555 555", "(+34) 915 555 555"),
+    ("PHONE", "91-9876543210", "91-9876543210"),
     ("SECRET", "run --password jKMb#xbqSbf9 now", "jKMb#xbqSbf9"),
 ]
 
@@ -183,6 +187,7 @@ NOT_PRIVATE = [
     "PASS: binutils-all/i386/pr21231a",
     "https://user:pass@example.org/",
     "calls from 20170617, copyright call 2016-2018",
+    "password: utf8 text of 12 letters, pw = width1",
     "$pass = !$pass1; --password <password>",
 ]
 

@@ -148,7 +148,7 @@ def _number(text: str, start: int, end: int) -> Finding | None:
     before = text[max(0, start - 48) : start]
     written = text[start:end]
     begin = _with_lead(text, start, end)
-    if text[begin] != "+":
+    if "+" not in text[begin:start]:
         kind = _kind(written, before=before, after=text[end : end + 4])
         if kind is not None:
             return Finding(start, end, kind)

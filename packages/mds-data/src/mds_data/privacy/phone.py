@@ -14,7 +14,7 @@ _NATIONAL = re.compile(
     r"|[2-9]\d\d(?P<us>[ .\-])[2-9]\d\d(?P=us)\d{4})"
     r"|1[3-9]\d{9}|1[3-9]\d(?P<cn>[ \-])\d{4}(?P=cn)\d{4}"  # China, mobile
     r"|0\d{2,3}-\d{7,8}|0\d{2}-\d{4}-\d{4}"  # China, Japan
-    r"|[789]\d{4}[ \-]\d{5}"  # India
+    r"|[789]\d{4}[ \-]\d{5}|91-[6-9]\d{9}"  # India
     r"|\(?[1-9]\d\)? ?9?\d{4}-\d{4}|\([1-9]\d\) ?9\d{8}"  # Brazil
     r"|0\d{1,2}\)\d{3,4}-\d{4}"  # Korea
     r"|[67]\d\d(?:-\d{3}-\d{3}|(?P<es>[ .\-])\d\d(?P=es)\d\d(?P=es)\d\d)"  # Spain
@@ -29,7 +29,7 @@ _TRUNK = re.compile(
     r"|\(0[1-9]\d{0,4}\) ?\d{4,8}"
 )
 _INTERNATIONAL = re.compile(
-    r"(?:\+[ (]?|00[ (]?|011[ \-])[1-9]\d{0,3}\)?"
+    r"(?:\(?\+[ (]?|00[ (]?|011[ \-])[1-9]\d{0,3}\)?"
     r"(?:[ .\-/()\u00a0\u202f\u2010-\u2013]{0,3}\d{1,12})+"
 )
 _DATE = re.compile(
@@ -81,7 +81,7 @@ def is_phone(written: str, *, before: str, after: str = "") -> bool:
     if ".." in written or (_DECIMAL.fullmatch(written) and not vouched):
         return False
     other = _NOT_PHONES.search(named) or (len(named) < len(before) and not vouched)
-    if _INTERNATIONAL.fullmatch(written) and (written[0] == "+" or not other):
+    if _INTERNATIONAL.fullmatch(written) and ("+" in written[:2] or not other):
         return len(digits) >= 8 and _is_possible(written)
     if other:
         return False

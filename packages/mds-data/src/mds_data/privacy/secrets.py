@@ -91,19 +91,21 @@ _KEYS = (
 )  # fmt: skip
 
 # The last word of a setting's name, what stands before it, and after it up to the value.
-_NAMES = (
-    *("key", "token", "secret", "passw", "passphrase", "pwd", "pass", "credential", "auth"),
+_PASSWORDS = (
+    *("passw", "passphrase", "pwd"),
     "mot de passe",  # codespell:ignore mot
     *("contraseña", "senha", "kennwort", "hasło", "пароль"),
     *("密码", "密碼", "口令", "パスワード", "비밀번호"),
 )
+_NAMES = ("key", "token", "secret", "pass", "credential", "auth", *_PASSWORDS)
 _KEY_BEFORE = re.compile(
     r"(?:api|access|secret|private|encryption|signing|account|master|shared|auth)[_\- ]?\Z",
     re.IGNORECASE,
 )
 _VALUE_AFTER = re.compile(
     r"(?:[_\- ]?(?:access[_\- ]?key|id|key|token|or[dt]|d|s|orization|code))?[\"']?"
-    r"(?P<sign>[ \t]*(?:=>|:=|[:=\uff1a]|\bis\b|是|>(?=[^<\s]{4,256}</))[ \t]*)"
+    r"(?P<sign>[ \t]*(?:=>|:=|[:=\uff1a]|\b(?:is|ist|lautet|est|es)\b|是|>(?=[^<\s]{4,256}</))"
+    r"[ \t]*)"
     r"(?P<quote>[\"'`]?)(?P<value>[^\s\"'`<>,;]{6,256})(?P=quote)",
     re.IGNORECASE,
 )
@@ -114,6 +116,8 @@ _PLACEHOLDER = re.compile(
     r"|!?\$|string|str\b|int\b|bool\b|type|password|secret|token|insert|todo|enter|default)",
     re.IGNORECASE,
 )
+_LETTERS_AND_DIGITS = re.compile(r"(?=.*\d)(?=.*[^\W\d_])\w{6,32}")
+_END_OF_LINE = re.compile(r"[ \t]{0,3}(?:\r?\n|\Z)")
 _WORD_FOR_PASSWORD = re.compile(r"(?:proxy|user|db)?_?(?:pass(?:w(?:or)?d)?|pwd?)", re.IGNORECASE)
 
 
@@ -153,15 +157,21 @@ def _assigned(text: str) -> Iterator[Finding]:
         position = lowered.find(name)
         while position >= 0:
             match = _VALUE_AFTER.match(text, position + len(name))
-            before = text[max(0, position - 12) : position]
-            is_verdict = text.startswith("PASS:", position)  # of a test
-            if match and not is_verdict and _is_setting(name, before) and _is_value(match):
+            if match and _is_secret(match, name=name, position=position):
                 yield Finding(match.start("value"), match.end("value"), "SECRET")
             position = lowered.find(name, position + 1)
     if any(word in text for word in ("earer ", "asic ", "oken ")):
         for match in _BEARER.finditer(text):
             if _is_random(match["value"]):
                 yield Finding(match.start("value"), match.end("value"), "SECRET")
+
+
+def _is_secret(match: re.Match[str], *, name: str, position: int) -> bool:
+    """Whether the setting whose name has ``name`` at ``position`` is given a secret."""
+    before = match.string[max(0, position - 12) : position]
+    if match.string.startswith("PASS:", position) or not _is_setting(name, before):
+        return False  # PASS: is the verdict of a test
+    return _is_value(match) or (name in _PASSWORDS and _ends_line(match))
 
 
 def _is_setting(name: str, before: str) -> bool:
@@ -182,9 +192,19 @@ def _is_value(match: re.Match[str]) -> bool:
     )
     if not any(map(str.isdigit, value)) and not any(c in "!@#$%^&*?" for c in value):
         return quoted and _is_random(value)
-    if sign in (":", "is") and not quoted and kinds < 3:
+    if sign not in ("=", ":=", "=>") and not quoted and kinds < 3:
         return _is_random(value)
     return kinds >= 2 and not value.replace(".", "").replace("-", "").isdigit()
+
+
+def _ends_line(match: re.Match[str]) -> bool:
+    """A password of letters and digits that nothing follows, as ``password: hunter2``."""
+    value = match["value"]
+    return (
+        _LETTERS_AND_DIGITS.fullmatch(value) is not None
+        and _PLACEHOLDER.match(value) is None
+        and _END_OF_LINE.match(match.string, match.end()) is not None
+    )
 
 
 def _is_random(value: str) -> bool:
