@@ -13,7 +13,7 @@ from mds_data.privacy.findings import Finding, Kind, is_word, lower
 from mds_data.privacy.national import DIGIT_RULES, LETTER_RULES, Rule
 from mds_data.privacy.national_words import names_a_number
 from mds_data.privacy.payment import is_card
-from mds_data.privacy.phone import end_of_extension, goes_on, is_phone, vouches
+from mds_data.privacy.phone import end_of_extension, goes_on, is_day, is_phone, vouches
 
 __all__ = ["find_numbers", "find_passports"]
 
@@ -140,7 +140,7 @@ def _ends(text: str, groups: list[tuple[int, int]], first: int) -> list[int]:
 
 
 def _number(text: str, start: int, end: int) -> Finding | None:
-    if end - start > _LONGEST or _touches_word(text, start, end):
+    if end - start > _LONGEST or _touches_word(text, start, end) or is_day(text[start:end]):
         return None
     count = sum(map(str.isdigit, text[start:end]))
     if text[end : end + 1] in ("X", "x") and count == 17 and not text[end + 1 : end + 2].isalnum():

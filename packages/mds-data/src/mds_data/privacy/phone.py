@@ -6,7 +6,7 @@ import re
 from functools import cache
 from typing import Any
 
-__all__ = ["end_of_extension", "goes_on", "is_phone", "vouches"]
+__all__ = ["end_of_extension", "goes_on", "is_day", "is_phone", "vouches"]
 
 # How countries write numbers inside the country. Digits in whole, separators as they are used.
 _NATIONAL = re.compile(
@@ -74,7 +74,7 @@ def is_phone(written: str, *, before: str, after: str = "") -> bool:
         after: The next characters; a row of groups or decimals that go on are no telephone.
     """
     digits = "".join(filter(str.isdigit, written))
-    if not 7 <= len(digits) <= 15 or len(set(digits)) < 3 or _DATE.match(written.lstrip("(")):
+    if not 7 <= len(digits) <= 15 or len(set(digits)) < 3 or is_day(written.lstrip("(")):
         return False
     named = _NUMBER_WORD.sub("", before)
     vouched = vouches(before)
@@ -94,6 +94,11 @@ def is_phone(written: str, *, before: str, after: str = "") -> bool:
     if _ZIP_CODE.fullmatch(written):
         return False
     return 9 <= len(digits) <= 12 and _TRUNK.fullmatch(written) is not None and _is_even(written)
+
+
+def is_day(written: str) -> bool:
+    """A day, perhaps with a time behind it, or two years."""
+    return _DATE.match(written) is not None
 
 
 def vouches(before: str) -> bool:

@@ -104,7 +104,7 @@ _KEY_BEFORE = re.compile(
 )
 _VALUE_AFTER = re.compile(
     r"(?:[_\- ]?(?:access[_\- ]?key|id|key|token|or[dt]|d|s|orization|code))?[\"']?"
-    r"(?P<sign>[ \t]*(?:=>|:=|[:=\uff1a]|\b(?:is|ist|lautet|est|es)\b|是|>(?=[^<\s]{4,256}</))"
+    r"(?P<sign>[ \t]*(?:=>|:=|[:=\uff1a]|\b(?:is|es|lautet)t?\b|是|>(?=[^<\s]{4,256}</))"
     r"[ \t]*)"
     r"(?P<quote>[\"'`]?)(?P<value>[^\s\"'`<>,;]{6,256})(?P=quote)",
     re.IGNORECASE,
