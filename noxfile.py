@@ -116,11 +116,13 @@ def install_wheels(session: nox.Session, packages: list[str], *others: str) -> N
     session.install(*again, "--no-deps", *wheels)
 
 
-def run_tests(session: nox.Session, folder: Path, *arguments: str) -> None:
-    """Run the tests in ``folder`` against what is installed."""
+def run_tests(session: nox.Session, folder: Path, *arguments: str, workers: int = 1) -> None:
+    """Run the tests in ``folder`` against what is installed, in ``workers`` processes."""
     # From elsewhere, so that the tests import the installed wheel and not the folder beside them.
     session.chdir(temporary(session))
     settings = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder)]
+    if workers > 1:
+        settings += ["--numprocesses", str(workers), "--dist", "loadfile"]
     env = {
         "OMP_NUM_THREADS": "1",
         "TORCH_EXTENSIONS_DIR": str(temporary(session) / "torch_extensions"),
@@ -180,8 +182,8 @@ def contracts(session: nox.Session) -> None:
 @nox.parametrize("package", [nox.param(name, id=name) for name in PACKAGES])
 def alone(session: nox.Session, package: str) -> None:
     """One package with only what it declares, running its own tests."""
-    install_wheels(session, [package, *siblings(package)], *test_tools(package))
-    run_tests(session, ROOT / "packages" / package / "tests", *session.posargs)
+    install_wheels(session, [package, *siblings(package)], *test_tools(package), "pytest-xdist")
+    run_tests(session, ROOT / "packages" / package / "tests", *session.posargs, workers=2)
 
 
 @nox.session

@@ -16,6 +16,7 @@ STAGES_PER_RANK: Mapping[str, int] = MappingProxyType(
         "1f1b": 1,
         "interleaved-1f1b": 2,
         "zb-h1": 1,
+        "zb-h1-lazy": 1,
         "interleaved-zb": 2,
         "zb-v": 2,
         "dualpipe-v": 2,
@@ -39,7 +40,7 @@ class ParallelConfig:
 
     schedule: str | None = None
     """Order of a pipeline's passes: "gpipe", "1f1b" (the usual), "interleaved-1f1b", "zb-h1",
-    "interleaved-zb", "zb-v" or "dualpipe-v"."""
+    "zb-h1-lazy", "interleaved-zb", "zb-v" or "dualpipe-v"."""
 
     virtual_stages: int | None = None
     """Stages on each rank of an interleaved schedule; set alone it chooses "interleaved-1f1b"."""
