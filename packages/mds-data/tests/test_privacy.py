@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,16 @@ from hypothesis import strategies as st
 
 from mds_data.cli import main
 from mds_data.errors import DataError
-from mds_data.privacy import MODES, AllowList, Redactor, find, redact
+from mds_data.privacy import (
+    MODES,
+    AllowList,
+    Redactor,
+    find,
+    national_checks,
+    national_letters,
+    redact,
+)
+from mds_data.privacy.checksums import mod11_10
 from mds_data.privacy.stream import redact_stream
 
 KEY = b"a key of thirty-two bytes, or so"
@@ -184,6 +194,7 @@ NOT_PRIVATE = [
     "[ 306 252 0 507 507 507 507 507 507 507 507 ]",
     "lat=44.34778189&lon=-154.07350793",
     "30-05-1998 17-21-31, Buffer 66 68 71 77 68 67 61 64 73",
+    "USPS 9993 3109 6768 6194 3662 00, failed 571 612 1056 33 44",
     "PASS: binutils-all/i386/pr21231a",
     "https://user:pass@example.org/",
     "calls from 20170617, copyright call 2016-2018",
@@ -211,6 +222,28 @@ def test_one_wrong_digit_is_no_card_account_or_identity_number() -> None:
             wrong = f"{value[:place]}{(int(value[place]) + 1) % 10}{value[place + 1 :]}"
             kinds = {found for _, _, found in find(text.replace(value, wrong))}
             assert kind not in kinds, wrong
+
+
+RIGHT_NUMBERS = [
+    (national_checks.cuit, "20258990405"),
+    (national_checks.belgium, "81011435065"),
+    (national_checks.egn, "8210270690"),
+    (national_checks.rodne_cislo, "8501021826"),
+    (national_checks.baltic, "48005241692"),
+    (national_checks.cnp, "1941130081927"),
+    (national_checks.inn, "475714917397"),
+    (national_checks.korea, "4802221585091"),
+    (national_checks.portugal, "123456789"),
+    (national_letters.hkid, "Z8996505"),
+    (national_letters.taiwan, "M112977222"),
+    (national_letters.hetu, "2512576427"),
+    (mod11_10, "69521805999"),
+]
+
+
+@pytest.mark.parametrize(("is_right", "number"), RIGHT_NUMBERS)
+def test_one_last_digit_is_right(is_right: Callable[[str], bool], number: str) -> None:
+    assert [digit for digit in "0123456789" if is_right(number[:-1] + digit)] == [number[-1]]
 
 
 def test_no_text_takes_time_out_of_proportion() -> None:
