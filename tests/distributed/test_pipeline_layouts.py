@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from layouts import Layout, config_on, continue_on, step_3, step_of, straight_runs
+from layouts import Layout, always, config_on, continue_on, step_3, step_of, straight_runs
 from recorded_runs import Recorder, checkpoint_differences, train_and_record, train_each
 from tiny_run import make_store, tiny_config
 
@@ -15,25 +15,30 @@ from mds_train.config import TrainConfig
 pytestmark = pytest.mark.timeout(900)
 
 LAYERS = 4
-LAYOUTS = [
-    Layout(2, 1, 0, pp_size=2, schedule="gpipe"),
-    Layout(2, 1, 1, pp_size=2),
-    Layout(2, 1, 0, pp_size=2, virtual_stages=2),
-    Layout(2, 1, 1, pp_size=2, schedule="zb-h1", recompute="full"),
-    Layout(2, 1, 1, pp_size=2, schedule="interleaved-zb", offload_activations=True),
-    Layout(2, 1, 1, pp_size=2, schedule="zb-v"),
-    Layout(2, 1, 0, pp_size=2, schedule="dualpipe-v"),
-    Layout(2, 1, 1, "bf16", pp_size=2),
-    Layout(2, 1, 1, "bf16", pp_size=2, schedule="zb-v"),
-    Layout(2, 1, 0, "bf16", pp_size=2, schedule="zb-h1"),
-    Layout(4, 1, 1, pp_size=4),
-    Layout(4, 1, 1, pp_size=2, partition="1,3"),
-    Layout(4, 1, 1, pp_size=2, schedule="zb-v"),
-    Layout(4, 2, 0, pp_size=2, sequence_parallel=True),
-    Layout(4, 1, 1, pp_size=2, ulysses_size=2, recompute="selective"),
-    Layout(8, 2, 1, pp_size=2),
-    Layout(8, 2, 1, "bf16", pp_size=2, schedule="zb-h1"),
-]
+LAYOUTS = always(
+    [
+        Layout(2, 1, 1, pp_size=2),
+        Layout(2, 1, 1, pp_size=2, schedule="zb-h1", recompute="full"),
+        Layout(2, 1, 1, "bf16", pp_size=2, schedule="zb-v"),
+        Layout(4, 2, 0, pp_size=2, sequence_parallel=True),
+        Layout(8, 2, 1, pp_size=2),
+    ],
+    [
+        Layout(2, 1, 0, pp_size=2, schedule="gpipe"),
+        Layout(2, 1, 0, pp_size=2, virtual_stages=2),
+        Layout(2, 1, 1, pp_size=2, schedule="zb-h1-lazy"),
+        Layout(2, 1, 1, pp_size=2, schedule="interleaved-zb", offload_activations=True),
+        Layout(2, 1, 1, pp_size=2, schedule="zb-v"),
+        Layout(2, 1, 0, pp_size=2, schedule="dualpipe-v"),
+        Layout(2, 1, 1, "bf16", pp_size=2),
+        Layout(2, 1, 0, "bf16", pp_size=2, schedule="zb-h1"),
+        Layout(4, 1, 1, pp_size=4),
+        Layout(4, 1, 1, pp_size=2, partition="1,3"),
+        Layout(4, 1, 1, pp_size=2, schedule="zb-v"),
+        Layout(4, 1, 1, pp_size=2, ulysses_size=2, recompute="selective"),
+        Layout(8, 2, 1, "bf16", pp_size=2, schedule="zb-h1"),
+    ],
+)
 WIDE = Layout(8, 2, 1, pp_size=2)
 
 
