@@ -21,7 +21,7 @@ LAYOUTS = always(
         Layout(2, 2, 0, "bf16"),
         Layout(2, 2, 2, sequence_parallel=True, recompute="selective"),
         Layout(2, 1, 3, ulysses_size=2, recompute="full"),
-        Layout(4, 2, 1),
+        Layout(4, 2, 3),
     ],
     [
         Layout(1, 1, 0),
@@ -38,7 +38,7 @@ LAYOUTS = always(
         Layout(2, 1, 1, "bf16", ulysses_size=2),
         Layout(4, 2, 0),
         Layout(4, 2, 2),
-        Layout(4, 2, 3),
+        Layout(4, 2, 1),
         Layout(4, 1, 1, ulysses_size=2),
     ],
 )
