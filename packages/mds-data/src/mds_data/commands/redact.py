@@ -63,7 +63,7 @@ def _settings(arguments: argparse.Namespace) -> RedactionSettings:
 
 
 def _kinds(arguments: argparse.Namespace) -> tuple[Kind, ...]:
-    chosen = arguments.kinds or [kind for kind in KINDS if kind != "NAME"]
+    chosen = arguments.kinds or KINDS
     return tuple(cast("Kind", kind) for kind in chosen if kind not in arguments.keep_kinds)
 
 

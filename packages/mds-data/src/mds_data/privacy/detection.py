@@ -22,7 +22,6 @@ _DETECTORS: tuple[tuple[frozenset[Kind], Callable[[str], Iterator[Finding]]], ..
     (frozenset({"CARD", "NATIONAL_ID", "PHONE"}), find_numbers),
     (frozenset({"PASSPORT"}), find_passports),
 )
-PATTERN_KINDS: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind != "NAME")
 
 
 class AllowList:
@@ -37,7 +36,7 @@ class AllowList:
 
 
 def find(
-    text: str, *, kinds: Collection[Kind] = PATTERN_KINDS, allow: AllowList | None = None
+    text: str, *, kinds: Collection[Kind] = KINDS, allow: AllowList | None = None
 ) -> list[Finding]:
     """Private data in ``text``, in order of position and without overlaps.
 

@@ -18,7 +18,6 @@ Kind: TypeAlias = Literal[
     "NATIONAL_ID",
     "PASSPORT",
     "PHONE",
-    "NAME",
 ]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mds_data.preprocess.records import Problem, RecordError, json_object, plain_text
-from mds_data.privacy.detection import PATTERN_KINDS, AllowList
-from mds_data.privacy.findings import Kind
+from mds_data.privacy.detection import AllowList
+from mds_data.privacy.findings import KINDS, Kind
 from mds_data.privacy.replacement import Mode, Redactor
 
 __all__ = ["Batch", "RecordRedactor", "Redacted", "RedactionSettings"]
@@ -24,7 +24,7 @@ class RedactionSettings:
     """What to replace, how, and in which members. Can be sent to worker processes."""
 
     mode: Mode = "placeholder"
-    kinds: tuple[Kind, ...] = PATTERN_KINDS
+    kinds: tuple[Kind, ...] = KINDS
     key: bytes | None = field(default=None, repr=False)
     allow: tuple[str, ...] = ()
     json_keys: tuple[str, ...] = ("text",)

@@ -9,8 +9,8 @@ from collections.abc import Collection
 from typing import Literal, TypeAlias, get_args
 
 from mds_data.errors import DataError
-from mds_data.privacy.detection import PATTERN_KINDS, AllowList, find
-from mds_data.privacy.findings import Finding, Kind
+from mds_data.privacy.detection import AllowList, find
+from mds_data.privacy.findings import KINDS, Finding, Kind
 
 __all__ = ["MODES", "Mode", "Redactor", "redact"]
 
@@ -39,7 +39,7 @@ class Redactor:
         self,
         mode: Mode = "placeholder",
         *,
-        kinds: Collection[Kind] = PATTERN_KINDS,
+        kinds: Collection[Kind] = KINDS,
         key: bytes | None = None,
         allow: AllowList | None = None,
     ) -> None:
@@ -103,7 +103,7 @@ def redact(
     text: str,
     mode: Mode = "placeholder",
     *,
-    kinds: Collection[Kind] = PATTERN_KINDS,
+    kinds: Collection[Kind] = KINDS,
     key: bytes | None = None,
     allow: AllowList | None = None,
 ) -> str:
