@@ -5,7 +5,7 @@ Query, key and value rows lie head by head, as ours do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +14,7 @@ from mds_ckpt.families.rule import (
     Family,
     Rule,
     Shape,
+    biased_layer_rules,
     flag,
     number,
     same,
@@ -113,29 +114,13 @@ def _rules(model: ModelRecord) -> Sequence[Rule]:
         same(f"embedding.layernorm.{part}", f"{table}_layernorm.{part}", h) for part in _PARTS
     ]
     for layer in range(shape.layers):
-        rules.extend(_layer_rules(shape, layer))
+        rules.extend(biased_layer_rules(shape, layer, names=_NAMES, prefix="transformer.h"))
     rules += [
         same(f"decoder.final_layernorm.{part}", f"transformer.ln_f.{part}", h) for part in _PARTS
     ]
     if not model.tied_embeddings:
         rules.append(same("output_layer.weight", "lm_head.weight", *words))
     return rules
-
-
-def _layer_rules(shape: Shape, layer: int) -> Iterator[Rule]:
-    h, f = shape.hidden, shape.width
-    sizes = {
-        "self_attention.linear_qkv": (shape.qkv_rows, h),
-        "self_attention.linear_proj": (h, h),
-        "mlp.linear_fc1": (f, h),
-        "mlp.linear_fc2": (h, f),
-    }
-    for ours, theirs in _NAMES.items():
-        size = sizes.get(ours, (h,))
-        for part in _PARTS:
-            name = f"transformer.h.{layer}.{theirs}.{part}"
-            extents = size if part == "weight" else size[:1]
-            yield same(f"decoder.layers.{layer}.{ours}.{part}", name, *extents)
 
 
 BLOOM = Family(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,6 +109,31 @@ class Shape:
 def same(canonical: str, hf: str, *shape: int) -> Rule:
     """A tensor that both store alike."""
     return Rule(Target(canonical, shape), (Target(hf, shape),), Same())
+
+
+def biased_layer_rules(
+    shape: Shape, layer: int, *, names: Mapping[str, str], prefix: str
+) -> Iterator[Rule]:
+    """Weight and bias of everything in a layer that both store alike (GPT-NeoX, BLOOM).
+
+    Args:
+        shape: Sizes of the model.
+        layer: Its number.
+        names: Our name of each part of a layer, and theirs.
+        prefix: What their layers' names begin with, before the number.
+    """
+    h, f = shape.hidden, shape.width
+    sizes = {
+        "self_attention.linear_qkv": (shape.qkv_rows, h),
+        "self_attention.linear_proj": (h, h),
+        "mlp.linear_fc1": (f, h),
+        "mlp.linear_fc2": (h, f),
+    }
+    for ours, theirs in names.items():
+        size = sizes.get(ours, (h,))
+        for part, extents in (("weight", size), ("bias", size[:1])):
+            name = f"{prefix}.{layer}.{theirs}.{part}"
+            yield same(f"decoder.layers.{layer}.{ours}.{part}", name, *extents)
 
 
 def has_experts(config: Mapping[str, Any]) -> bool:
