@@ -181,70 +181,79 @@ def _generate_parser(commands: _Commands[argparse.ArgumentParser]) -> argparse.A
 def _plan_parser(commands: _Commands[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     from mds_train.plan.command import EXAMPLES, add_arguments
 
-    text = "Say what a run will need: memory by part, time, traffic, disk; or search a layout."
-    parser = commands.add_parser(
+    return _taught_parser(
+        commands,
         "plan",
-        help=text,
-        description=text,
-        epilog=EXAMPLES,
+        "Say what a run will need: memory by part, time, traffic, disk; or search a layout.",
+        examples=EXAMPLES,
+        add_arguments=add_arguments,
+        command=_plan,
         usage="%(prog)s CONFIG [--gpus N] [--gpu KIND] [--search] [overrides]",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
-    add_arguments(parser)
-    parser.set_defaults(command=_plan)
-    return parser
 
 
 def _recipes_parser(commands: _Commands[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     from mds_train.recipes.command import EXAMPLES, add_arguments
 
-    text = "Ready configurations: GPT-3 125M to 175B and 1T, Llama 2 and 3, experts."
-    parser = commands.add_parser(
+    return _taught_parser(
+        commands,
         "recipes",
-        help=text,
-        description=text,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "Ready configurations: GPT-3 125M to 175B and 1T, Llama 2 and 3, experts.",
+        examples=EXAMPLES,
+        add_arguments=add_arguments,
+        command=_recipes,
     )
-    add_arguments(parser)
-    parser.set_defaults(command=_recipes)
-    return parser
 
 
 def _launch_parser(commands: _Commands[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     from mds_train.jobs.command import EXAMPLES, add_arguments
 
-    text = "Write the job file for a machine or cluster; nothing is submitted."
-    parser = commands.add_parser(
+    return _taught_parser(
+        commands,
         "launch",
-        help=text,
-        description=text,
-        epilog=EXAMPLES,
+        "Write the job file for a machine or cluster; nothing is submitted.",
+        examples=EXAMPLES,
+        add_arguments=add_arguments,
+        command=_launch,
         usage="%(prog)s CONFIG.toml --launcher L --run-dir DIR [options] [overrides]",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
-    add_arguments(parser)
-    parser.set_defaults(command=_launch)
-    return parser
 
 
 def _report_parser(commands: _Commands[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     from mds_train.report.command import EXAMPLES, add_arguments
 
-    text = "Write a page with the curves, speed and events of runs, side by side."
-    parser = commands.add_parser(
+    return _taught_parser(
+        commands,
         "report",
+        "Write a page with the curves, speed and events of runs, side by side.",
+        examples=EXAMPLES,
+        add_arguments=add_arguments,
+        command=_make_report,
+    )
+
+
+def _taught_parser(
+    commands: _Commands[argparse.ArgumentParser],
+    name: str,
+    text: str,
+    *,
+    examples: str,
+    add_arguments: Callable[[argparse.ArgumentParser], None],
+    command: _Command,
+    usage: str | None = None,
+) -> argparse.ArgumentParser:
+    """A command whose options and examples stand in the folder of its work."""
+    parser = commands.add_parser(
+        name,
         help=text,
         description=text,
-        epilog=EXAMPLES,
+        epilog=examples,
+        usage=usage,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add_arguments(parser)
-    parser.set_defaults(command=_make_report)
+    parser.set_defaults(command=command)
     return parser
 
 

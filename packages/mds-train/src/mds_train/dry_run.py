@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mds_train.config import TrainConfig
-from mds_train.estimate import estimate_memory
 from mds_train.watch.throughput import short_number
 
 if TYPE_CHECKING:
@@ -75,7 +74,9 @@ def _data_rows(config: TrainConfig) -> list[tuple[str, str]]:
 
 
 def _memory_rows(config: TrainConfig, *, world_size: int) -> list[tuple[str, str]]:
-    memory = estimate_memory(config, world_size=world_size)
+    from mds_train.plan.memory import plan_memory
+
+    memory = plan_memory(config, world_size=world_size)
     parallel = config.parallel
     sizes = [f"tp {parallel.tp_size}", f"dp {parallel.dp_size(world_size)}"]
     if parallel.pp_size > 1:
@@ -91,7 +92,8 @@ def _memory_rows(config: TrainConfig, *, world_size: int) -> list[tuple[str, str
         ("weights", _size(memory.weights)),
         ("gradients", _size(memory.gradients)),
         ("optimizer", _size(memory.optimizer)),
-        ("activations", f"about {_size(memory.activations)}"),
+        ("activations", _size(memory.activations)),
+        ("head", f"about {_size(memory.head)}"),
         ("memory of a rank", f"about {_size(memory.total)}"),
     ]
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from mds_core.partition import parameter_costs
+from mds_core.pipeline.schedule import schedule_named
 from mds_core.pipeline.simulation import simulate
 from mds_train.config import TrainConfig
-from mds_train.estimate import estimate_memory
 from mds_train.model_building import stages
 from mds_train.plan.activations import LayerCounter
 
 __all__ = ["MemoryPlan", "memory_by_stage", "plan_memory"]
 
-_FP32 = 4
+_FP32, _HALF = 4, 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,11 +44,11 @@ def plan_memory(
         world_size: Number of ranks.
         count_layer: One that many plans share, so that a layer is counted once.
     """
-    states = estimate_memory(config, world_size=world_size)
+    weights, gradients, optimizer = _states(config, world_size=world_size)
     return MemoryPlan(
-        weights=states.weights,
-        gradients=states.gradients,
-        optimizer=states.optimizer,
+        weights=weights,
+        gradients=gradients,
+        optimizer=optimizer,
         activations=_activations(config, count_layer or LayerCounter(), world_size=world_size),
         head=_head(config),
     )
@@ -65,6 +66,37 @@ def memory_by_stage(config: TrainConfig, *, world_size: int) -> dict[int, Memory
         )
         for stage in possible
     }
+
+
+def _states(config: TrainConfig, *, world_size: int) -> tuple[int, int, int]:
+    """Bytes of weights, gradients and optimizer (masters, where there are any, and two moments)."""
+    parallel = config.parallel
+    sharers, stage = parallel.dp_size(world_size) * parallel.ulysses_size, parallel.zero_stage
+    parameters = -(-_parameters_of_stages(config) // parallel.tp_size)
+    shared = -(-parameters // sharers)
+    low = config.train.precision != "fp32"
+    # ZeRO keeps its own flat fp32 copy of what it updates, also when the weights are fp32.
+    masters = _FP32 if low or stage else 0
+    return (
+        (_HALF if low else _FP32) * (shared if stage == 3 else parameters),
+        _FP32 * (shared if stage >= 2 else parameters),
+        (masters + 2 * _FP32) * (shared if stage else parameters),
+    )
+
+
+def _parameters_of_stages(config: TrainConfig) -> int:
+    """Parameters of the stages of the fullest pipeline rank, before tensor parallelism."""
+    parallel = config.parallel
+    if parallel.pp_size == 1:
+        return config.model.num_params()
+    costs, held = parameter_costs(config.model.core()), [0.0] * parallel.pp_size
+    schedule = schedule_named(parallel.pipeline_schedule)
+    owners = schedule.owners(
+        pp_size=parallel.pp_size, chunks=parallel.stage_count // parallel.pp_size
+    )
+    for stage, owner in zip(stages(config), owners, strict=True):
+        held[owner] += sum(costs[layer] for layer in stage.layers)
+    return round(max(held))
 
 
 def _activations(config: TrainConfig, count_layer: LayerCounter, *, world_size: int) -> int:
