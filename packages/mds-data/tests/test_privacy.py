@@ -26,7 +26,7 @@ from mds_data.privacy import (
     redact,
 )
 from mds_data.privacy.checksums import mod11_10
-from mds_data.privacy.stream import redact_stream
+from mds_data.privacy.stream import HELD_BACK, redact_stream
 
 KEY = b"a key of thirty-two bytes, or so"
 
@@ -382,3 +382,13 @@ def test_a_key_that_others_can_read_is_refused(
     key.chmod(0o600)
     assert main(run) == 0
     assert "<EMAIL_" in (tmp_path / "clean.jsonl").read_text()
+
+
+def test_a_word_that_was_given_out_already_still_vouches_for_the_number_behind_it() -> None:
+    # What is given out first ends between the word and the number.
+    before = " " * (HELD_BACK - len("tel ")) + "tel "
+    piece = (before + "5552671").ljust(2 * HELD_BACK)
+
+    redacted = "".join(redact_stream([piece, " and more"], Redactor()))
+
+    assert redacted.split() == ["tel", "<PHONE>", "and", "more"]
