@@ -92,6 +92,29 @@ def test_a_reordered_cache_continues_the_other_rows() -> None:
     torch.testing.assert_close(last.flip(0), model(window)[:, 11:])
 
 
+@pytest.mark.parametrize(
+    "config", [*CONFIGS.values(), replace(GPT2, sliding_window=3)], ids=[*CONFIGS, "window"]
+)
+@torch.no_grad()
+def test_sequences_of_different_lengths_come_and_go_in_slots(config) -> None:
+    model, window = build(config).eval(), tokens(rows=3)
+    slots = model.new_slots(3, max_length=12)
+    whole = model(window)
+
+    early = model(window[:1, :4], cache=slots.rows(0, 1))  # the first alone
+    model(window[1:2, :7], cache=slots.rows(1, 1))  # the second joins it, longer
+    both = model(torch.stack([window[0, 4:6], window[1, 7:9]]), cache=slots.rows(0, 2))
+    slots.copy(1, 0)  # the first ends, the second takes its place
+    slots.clear(1)
+    model(window[2:, :2], cache=slots.rows(1, 1))  # the third joins
+    last = model(torch.stack([window[1, 9:10], window[2, 2:3]]), cache=slots.rows(0, 2))
+
+    torch.testing.assert_close(early, whole[:1, :4])
+    torch.testing.assert_close(both, torch.stack([whole[0, 4:6], whole[1, 7:9]]))
+    torch.testing.assert_close(last, torch.stack([whole[1, 9:10], whole[2, 2:3]]))
+    assert slots.lengths == [10, 3, 0]
+
+
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_packed_documents_do_not_see_each_other(config) -> None:
     model, window = build(config).eval(), tokens(rows=2, length=8)

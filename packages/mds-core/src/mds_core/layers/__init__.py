@@ -1,7 +1,7 @@
 """Layers that split over tensor-parallel ranks; a group of None makes each an ordinary layer."""
 
 from mds_core.layers.attention import SelfAttention
-from mds_core.layers.cache import KVCache
+from mds_core.layers.cache import KVCache, SlotCache
 from mds_core.layers.embedding import VocabParallelEmbedding
 from mds_core.layers.linear import ColumnParallelLinear, RowParallelLinear
 from mds_core.layers.mlp import MLP
@@ -14,5 +14,6 @@ __all__ = [
     "Norm",
     "RowParallelLinear",
     "SelfAttention",
+    "SlotCache",
     "VocabParallelEmbedding",
 ]

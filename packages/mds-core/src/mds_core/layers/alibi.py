@@ -36,6 +36,7 @@ def alibi_mask(
     slopes: tuple[float, ...],
     visible: Tensor | None = None,
     offset: int = 0,
+    places: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
 ) -> Tensor:
@@ -46,14 +47,17 @@ def alibi_mask(
         slopes: Of the n heads.
         visible: [b or 1, 1, q, k] bool, which keys a query sees; all up to its own if None.
         offset: Keys that a cache already holds.
+        places: [b, q] positions of the queries where the sequences' lengths differ.
         dtype: Of the result.
         device: Of the result.
 
     Returns:
         [b or 1, n, q, k].
     """
-    row = torch.arange(offset, offset + queries, device=device)[:, None]
-    column = torch.arange(offset + queries, device=device)[None, :]
-    visible = (column <= row)[None, None] if visible is None else visible
+    if places is None:
+        places = torch.arange(offset, offset + queries, device=device)[None]
+    row = places[:, None, :, None]
+    column = torch.arange(offset + queries, device=device)
+    visible = column <= row if visible is None else visible
     slope = torch.tensor(slopes, dtype=dtype, device=device)[None, :, None, None]
     return (slope * (column - row)).masked_fill(~visible, -math.inf)

@@ -19,7 +19,7 @@ from mds_core.collectives import exchange
 from mds_core.config import Execution, GPTConfig
 from mds_core.groups import group_rank, group_size
 from mds_core.init import scaled_std
-from mds_core.layers.cache import KVCache
+from mds_core.layers.cache import KVCache, SlotRows
 from mds_core.layers.linear import ColumnParallelLinear, RowParallelLinear
 from mds_core.layers.norm import Norm
 from mds_core.layers.ring import ring_attention
@@ -66,7 +66,7 @@ class Context:
     rotation: Rotation | None
     mask: Tensor | None
     dropout: DropoutKey | None
-    cache: KVCache | None
+    cache: KVCache | SlotRows | None
     rows: tuple[range, ...]
     memory: Memory | None = None
     tiles: Tiles | None = None
@@ -78,6 +78,7 @@ def attention_mask(
     offset: int = 0,
     window: int | None = None,
     documents: Tensor | None = None,
+    places: Tensor | None = None,
     device: torch.device | None = None,
 ) -> Tensor | None:
     """Say which keys each query sees; None where plain causal attention says it all.
@@ -87,20 +88,23 @@ def attention_mask(
         offset: Keys that a cache already holds.
         window: How many positions a query sees, itself included; all if None.
         documents: [b, s] number of the document of each token; others' tokens are invisible.
+        places: [b, q] positions of the queries where the sequences' lengths differ.
         device: Of the result.
 
     Returns:
         [b or 1, 1, q, k] bool, or None.
     """
     keys = queries + offset
-    if documents is None and (window is None or window >= keys) and (offset == 0 or queries == 1):
+    plain = documents is None and (window is None or window >= keys)
+    if places is None and plain and (offset == 0 or queries == 1):
         return None
-    row = torch.arange(offset, keys, device=device)[:, None]
-    column = torch.arange(keys, device=device)[None, :]
+    if places is None:
+        places = torch.arange(offset, keys, device=device)[None]
+    row = places[:, None, :, None]
+    column = torch.arange(keys, device=device)
     visible = column <= row
     if window is not None:
         visible = visible & (column > row - window)
-    visible = visible[None, None]
     if documents is not None:
         visible = visible & (documents[:, None, :, None] == documents[:, None, None, :])
     return visible

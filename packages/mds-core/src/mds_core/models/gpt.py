@@ -14,7 +14,7 @@ ranks share, and a ``t``-th of them with sequence parallelism.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from mds_core.config import Execution, GPTConfig
 from mds_core.groups import ProcessGroups, group_size
 from mds_core.layers.alibi import alibi_mask, alibi_slopes
 from mds_core.layers.attention import Context, attention_mask
-from mds_core.layers.cache import KVCache
+from mds_core.layers.cache import KVCache, SlotCache, SlotRows
 from mds_core.layers.embedding import (
     PositionEmbedding,
     VocabParallelEmbedding,
@@ -69,6 +69,16 @@ class RoutedLoss(GPTLoss):
         made = super().__new__(cls, loss_sum, losses)
         made.routing_sum = routing_sum
         return made
+
+
+class _CacheOptions(TypedDict):
+    """What every cache of a model is made with."""
+
+    max_length: int
+    kv_heads: int
+    channels: int
+    dtype: torch.dtype
+    device: torch.device
 
 
 class Embedding(nn.Module):
@@ -192,19 +202,25 @@ class GPT(nn.Module):
 
     def new_cache(self, batch_size: int, *, max_length: int) -> KVCache:
         """An empty cache for generating ``batch_size`` sequences of at most ``max_length``."""
+        return KVCache(batch_size, **self._cache_options(max_length))
+
+    def new_slots(self, slots: int, *, max_length: int) -> SlotCache:
+        """An empty cache for up to ``slots`` sequences at a time, which come and go."""
+        return SlotCache(slots, **self._cache_options(max_length))
+
+    def _cache_options(self, max_length: int) -> _CacheOptions:
         if self.groups.ulysses is not None:
             raise ValueError(
                 f"ulysses_size is {self.groups.ulysses_size}, but new tokens come one at a time "
                 f"and cannot be split; generate with ulysses_size=1."
             )
-        return KVCache(
-            batch_size,
-            max_length=max_length,
-            kv_heads=self.config.kv_heads // self.groups.tp_size,
-            channels=self.config.channels,
-            dtype=self.dtype,
-            device=next(self.parameters()).device,
-        )
+        return {
+            "max_length": max_length,
+            "kv_heads": self.config.kv_heads // self.groups.tp_size,
+            "channels": self.config.channels,
+            "dtype": self.dtype,
+            "device": next(self.parameters()).device,
+        }
 
     def forward(
         self,
@@ -215,7 +231,7 @@ class GPT(nn.Module):
         position_ids: Tensor | None = None,
         dropout_key: DropoutKey | None = None,
         cumulative_lengths: Tensor | None = None,
-        cache: KVCache | None = None,
+        cache: KVCache | SlotRows | None = None,
     ) -> Tensor | GPTLoss:
         """Return the loss if there are labels, else the logits.
 
@@ -223,7 +239,7 @@ class GPT(nn.Module):
             tokens: [b, s] int64 ids.
             labels: [b, s] int64 ids of the next tokens.
             loss_mask: [b, s] weight of each token's loss; ones if None.
-            position_ids: [b, s] int64; counted from 0 (from the cache's length) if None.
+            position_ids: [b, s] int64; counted from 0 (from what the cache holds) if None.
             dropout_key: Needed in training mode if the model has dropout.
             cumulative_lengths: [documents + 1] bounds of the documents in the flattened batch, from
                 0 to b s; tokens of other documents are then invisible.
@@ -233,9 +249,9 @@ class GPT(nn.Module):
             A `GPTLoss`, or logits [b, s, v] of the true vocabulary on every rank.
         """
         if position_ids is None:
-            offset = 0 if cache is None else cache.length
-            stop = offset + tokens.size(1)
-            position_ids = torch.arange(offset, stop, device=tokens.device)[None]
+            position_ids = torch.arange(tokens.size(1), device=tokens.device)[None]
+            if cache is not None:
+                position_ids = cache.positions(tokens.size(1))
         documents = None
         if cumulative_lengths is not None:
             documents = document_numbers(cumulative_lengths, tokens=tokens)
@@ -259,7 +275,7 @@ class GPT(nn.Module):
         position_ids: Tensor,
         dropout_key: DropoutKey | None = None,
         documents: Tensor | None = None,
-        cache: KVCache | None = None,
+        cache: KVCache | SlotRows | None = None,
     ) -> Tensor:
         """Run this stage's embedding, if it has it, and layers, whatever their routing costs.
 
@@ -289,7 +305,7 @@ class GPT(nn.Module):
         position_ids: Tensor,
         dropout_key: DropoutKey | None = None,
         documents: Tensor | None = None,
-        cache: KVCache | None = None,
+        cache: KVCache | SlotRows | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """As `forward_stage`; also give what the routing of each sequence costs.
 
@@ -373,7 +389,7 @@ class GPT(nn.Module):
         position_ids: Tensor,
         dropout_key: DropoutKey | None,
         documents: Tensor | None,
-        cache: KVCache | None,
+        cache: KVCache | SlotRows | None,
     ) -> Context:
         config, length = self.config, position_ids.size(1)
         turn = None
@@ -382,8 +398,14 @@ class GPT(nn.Module):
         if self.execution.tiled and cache is None:
             return self._tiled_context(length, turn, dropout_key, documents)
         offset, device = 0 if cache is None else cache.length, position_ids.device
+        places = position_ids if isinstance(cache, SlotRows) and cache.ragged else None
         mask = attention_mask(
-            length, offset=offset, window=config.sliding_window, documents=documents, device=device
+            length,
+            offset=offset,
+            window=config.sliding_window,
+            documents=documents,
+            places=places,
+            device=device,
         )
         if config.position_embedding == "alibi":
             mask = alibi_mask(
@@ -391,6 +413,7 @@ class GPT(nn.Module):
                 slopes=self._own_slopes(),
                 visible=mask,
                 offset=offset,
+                places=places,
                 dtype=torch.promote_types(self.dtype, torch.float32),
                 device=device,
             )
