@@ -8,10 +8,11 @@ Letters: ``b`` micro batch, ``s`` sequence.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
@@ -19,7 +20,17 @@ from torch import Tensor
 
 from mds_data import ResumableSampler
 
-__all__ = ["BatchReader", "GuardedSamples", "MicroBatch", "Samples", "Sizes", "collate"]
+__all__ = [
+    "BatchReader",
+    "Collate",
+    "GuardedSamples",
+    "MicroBatch",
+    "ModelInput",
+    "Samples",
+    "Sizes",
+    "collate",
+    "stacked",
+]
 
 
 class Samples(Protocol):
@@ -28,7 +39,7 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Mapping[str, Any]:
-        """Arrays [s]: tokens, labels, loss_mask, position_ids."""
+        """Arrays by name, those that the kind of model reads."""
 
 
 class Sizes(Protocol):
@@ -58,7 +69,8 @@ class GuardedSamples:
 
     def __getitem__(self, index: int, /) -> Mapping[str, Any]:
         sample = self._dataset[index]
-        largest = max(int(sample["tokens"].max()), int(sample["labels"].max()))
+        ids = [array for key, array in sample.items() if key.endswith(("tokens", "labels"))]
+        largest = max(int(array.max()) for array in ids)
         if largest >= self._vocab_size:
             raise ValueError(
                 f"sample {index} holds the token id {largest}, but model.vocab_size is "
@@ -68,53 +80,109 @@ class GuardedSamples:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MicroBatch:
-    """What one forward pass takes.
+class ModelInput:
+    """What one forward pass takes; each kind of model has its own.
+
+    The loss of a model is a sum of terms, and each term is a mean over what it counts in the whole
+    global batch. ``k`` is the number of terms.
 
     Attributes:
-        tokens: [b, s] int64.
         labels: [b, s] int64.
         loss_mask: [b, s] fp32, 1 where the loss counts.
-        position_ids: [b, s] int64.
         samples: [b] int64, the samples' numbers in the run.
     """
 
-    tokens: Tensor
+    TERMS: ClassVar[tuple[str, ...]] = ("tokens",)
+    """Names of the terms."""
+
     labels: Tensor
     loss_mask: Tensor
-    position_ids: Tensor
     samples: Tensor
 
     def to(self, device: torch.device) -> Self:
         """The same on another device."""
-        return type(self)(**{name: getattr(self, name).to(device) for name in self.__slots__})
+        return type(self)(
+            **{field.name: getattr(self, field.name).to(device) for field in _of(self)}
+        )
+
+    def cut(self, length: int) -> Self:
+        """The first positions of every sample, where samples can be cut; else the same."""
+        del length
+        return self
+
+    def counting(self, samples: int) -> Self:
+        """The same, but only the first so many samples count."""
+        mask = self.loss_mask.clone()
+        mask[samples:] = 0.0
+        return dataclasses.replace(self, loss_mask=mask)
+
+    def arguments(self) -> dict[str, Tensor]:
+        """What the model is called with."""
+        raise NotImplementedError
+
+    def counts(self) -> Tensor:
+        """[k] float64: what each term of the loss is a mean over."""
+        return self.loss_mask.double().sum()[None]
+
+    def terms(self, output: Any) -> tuple[Tensor, ...]:
+        """The sum of each term over this micro batch, differentiable."""
+        return (output.loss_sum,)
+
+    def sums(self, output: Any) -> Tensor:
+        """[k] float64: the same, summed exactly and detached."""
+        losses: Tensor = output.losses
+        return (losses.detach().double() * self.loss_mask).sum()[None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicroBatch(ModelInput):
+    """What a GPT takes.
+
+    Attributes:
+        tokens: [b, s] int64.
+        position_ids: [b, s] int64.
+    """
+
+    tokens: Tensor
+    position_ids: Tensor
 
     def cut(self, length: int) -> Self:
         """The first positions of every sample; the same where it is no longer."""
         if length >= self.tokens.shape[1]:
             return self
-        parts = {
-            name: getattr(self, name)[:, :length].contiguous()
-            for name in self.__slots__
-            if name != "samples"
-        }
+        names = [field.name for field in _of(self) if field.name != "samples"]
+        parts = {name: getattr(self, name)[:, :length].contiguous() for name in names}
         return type(self)(**parts, samples=self.samples)
+
+    def arguments(self) -> dict[str, Tensor]:
+        """What the model is called with."""
+        names = ("tokens", "labels", "loss_mask", "position_ids")
+        return {name: getattr(self, name) for name in names}
+
+
+def _of(batch: ModelInput) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(batch)
+
+
+def stacked(samples: Sequence[Mapping[str, Any]], key: str, dtype: type = np.int64) -> Tensor:
+    """One array of every sample as the rows of a tensor."""
+    return torch.from_numpy(np.stack([np.asarray(item[key]) for item in samples]).astype(dtype))
 
 
 def collate(dataset: Samples, numbers: Sequence[int]) -> MicroBatch:
-    """Read samples and stack them."""
+    """Read samples of a GPT and stack them."""
     samples = [dataset[number] for number in numbers]
-
-    def stack(key: str, dtype: type) -> Tensor:
-        return torch.from_numpy(np.stack([np.asarray(item[key]) for item in samples]).astype(dtype))
-
     return MicroBatch(
-        tokens=stack("tokens", np.int64),
-        labels=stack("labels", np.int64),
-        loss_mask=stack("loss_mask", np.float32),
-        position_ids=stack("position_ids", np.int64),
+        tokens=stacked(samples, "tokens"),
+        labels=stacked(samples, "labels"),
+        loss_mask=stacked(samples, "loss_mask", np.float32),
+        position_ids=stacked(samples, "position_ids"),
         samples=torch.tensor(list(numbers), dtype=torch.int64),
     )
+
+
+Collate = Callable[[Samples, Sequence[int]], ModelInput]
+"""Reads the samples of these numbers and stacks them."""
 
 
 class BatchReader:
@@ -127,6 +195,7 @@ class BatchReader:
         rank: This data-parallel rank.
         size: Number of data-parallel ranks.
         workers: Threads that read the next batch meanwhile; 0 for none.
+        collate: Reads and stacks samples for the kind of model.
     """
 
     def __init__(
@@ -138,8 +207,9 @@ class BatchReader:
         rank: int,
         size: int,
         workers: int = 0,
+        collate: Collate = collate,
     ) -> None:
-        self._dataset = dataset
+        self._dataset, self._collate = dataset, collate
         self._sizes = sizes
         # The dataset shuffles; the sampler deals out.
         self._sampler = ResumableSampler(
@@ -150,21 +220,24 @@ class BatchReader:
             num_ranks=size,
         )
         self._pool = ThreadPoolExecutor(workers) if workers else None
-        self._ahead: dict[int, list[Future[MicroBatch]]] = {}
+        self._ahead: dict[int, list[Future[ModelInput]]] = {}
 
-    def read(self, consumed_samples: int) -> list[MicroBatch]:
+    def read(self, consumed_samples: int) -> list[ModelInput]:
         """This rank's micro batches of the global batch that begins there."""
         if self._pool is None:
-            return [collate(self._dataset, part) for part in self._parts(consumed_samples)]
+            parts = self._parts(consumed_samples)
+            return [self._collate(self._dataset, part) for part in parts]
         current = self._ahead.pop(consumed_samples, None) or self._start(consumed_samples)
         following = consumed_samples + self._sizes.at(consumed_samples)
         self._ahead = {following: self._start(following)}
         return [future.result() for future in current]
 
-    def _start(self, first: int) -> list[Future[MicroBatch]]:
+    def _start(self, first: int) -> list[Future[ModelInput]]:
         if self._pool is None or first + self._sizes.at(first) > len(self._dataset):
             return []
-        return [self._pool.submit(collate, self._dataset, part) for part in self._parts(first)]
+        return [
+            self._pool.submit(self._collate, self._dataset, part) for part in self._parts(first)
+        ]
 
     def _parts(self, first: int) -> list[list[int]]:
         size = self._sizes.at(first)

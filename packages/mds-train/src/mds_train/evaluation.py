@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import torch
 
 from mds_core.groups import ProcessGroups
-from mds_train.batches import MicroBatch, Samples, collate
+from mds_train.batches import Collate, Samples, collate
 from mds_train.engines.interface import Engine
 from mds_train.step import sum_over
 
@@ -22,7 +21,10 @@ class Evaluation:
     """A mean loss and how many tokens it is over."""
 
     loss: float
+    """The sum of the terms."""
+
     tokens: int
+    terms: tuple[float, ...]
 
 
 def shares(
@@ -49,26 +51,22 @@ def evaluate(
     micro_batch_size: int,
     groups: ProcessGroups,
     device: torch.device,
+    collate: Collate = collate,
 ) -> Evaluation:
     """Mean loss over the first ``num_samples`` samples, or all where there are fewer."""
     available = min(num_samples, len(dataset))
-    total = torch.zeros(2, dtype=torch.float64, device=device)
+    sums = counts = torch.zeros((), dtype=torch.float64, device=device)
     parts = shares(
         available, micro_batch_size=micro_batch_size, rank=groups.dp_rank, size=groups.dp_size
     )
     with engine.evaluating():
         for first in range(0, len(parts), _AT_ONCE):
             batch = [
-                _masked(collate(dataset, numbers), counted=counted).to(device)
+                collate(dataset, numbers).counting(counted).to(device)
                 for numbers, counted in parts[first : first + _AT_ONCE]
             ]
-            total[0] += engine.losses(batch)
-            total[1] += sum(micro.loss_mask.double().sum() for micro in batch)
-    loss, tokens = sum_over(total, group=groups.dp).tolist()
-    return Evaluation(loss=loss / max(tokens, 1.0), tokens=round(tokens))
-
-
-def _masked(micro: MicroBatch, *, counted: int) -> MicroBatch:
-    mask = micro.loss_mask.clone()
-    mask[counted:] = 0.0
-    return dataclasses.replace(micro, loss_mask=mask)
+            sums = sums + engine.losses(batch)
+            counts = counts + torch.stack([micro.counts() for micro in batch]).sum(0)
+    sums, counts = sum_over(sums, group=groups.dp), sum_over(counts, group=groups.dp)
+    terms = (sums / counts.clamp(min=1.0)).tolist()
+    return Evaluation(loss=sum(terms), tokens=round(counts[0].item()), terms=tuple(terms))

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mds_core.groups import ProcessGroups
-from mds_train.batches import MicroBatch
+from mds_train.batches import ModelInput
 from mds_train.engines.interface import Engine, Update
 
 __all__ = ["StepOutcome", "sum_over", "train_step"]
@@ -21,14 +21,17 @@ class StepOutcome:
     """What one step found; the same on all ranks."""
 
     loss: float
-    """Mean over the counted tokens of the global batch."""
+    """Mean over the counted tokens of the global batch; the sum of the terms."""
+
+    terms: tuple[float, ...]
+    """The terms of the loss, in the order of the batch's names for them."""
 
     update: Update
 
 
 def train_step(
     engine: Engine,
-    batch: Sequence[MicroBatch],
+    batch: Sequence[ModelInput],
     *,
     groups: ProcessGroups,
     lr: float,
@@ -48,17 +51,17 @@ def train_step(
         weight_decay: Weight decay of this update.
         mark: Is told what comes next.
     """
-    counted = torch.stack([micro.loss_mask.double().sum() for micro in batch]).sum()
-    counted = sum_over(counted, group=groups.dp)
+    counted = torch.stack([micro.counts() for micro in batch]).sum(0)
+    counted = sum_over(counted, group=groups.dp).clamp(min=1.0)
     # The engine averages over the ranks of dp and ulysses, which this takes back.
     mark("forward and backward")
     replicas = groups.dp_size * groups.ulysses_size
-    total = engine.accumulate(batch, weight=replicas / counted.clamp(min=1.0).item())
+    total = engine.accumulate(batch, weights=[replicas / count for count in counted.tolist()])
     mark("update")
     update = engine.step(lr=lr, weight_decay=weight_decay)
     mark("sum of the loss")
-    loss = sum_over(total, group=groups.dp) / counted.clamp(min=1.0)
-    return StepOutcome(loss=loss.item(), update=update)
+    terms = sum_over(total, group=groups.dp) / counted
+    return StepOutcome(loss=terms.sum().item(), terms=tuple(terms.tolist()), update=update)
 
 
 def sum_over(value: Tensor, *, group: dist.ProcessGroup | None) -> Tensor:

@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup
 
 from mds_core.groups import ProcessGroups
 from mds_core.rng import DropoutKey
-from mds_train.batches import MicroBatch
+from mds_train.batches import ModelInput
 from mds_train.config import TrainConfig
 from mds_train.engines.deepspeed_config import deepspeed_config
 from mds_train.engines.deepspeed_start import initialize
@@ -93,16 +93,18 @@ class DeepSpeedEngine:
         """The model itself."""
         return self._engine.module  # type: ignore[no-any-return]
 
-    def accumulate(self, batch: Sequence[MicroBatch], *, weight: float) -> Tensor:
+    def accumulate(self, batch: Sequence[ModelInput], *, weights: Sequence[float]) -> Tensor:
         """Run forward and backward over the micro batches; see `Engine.accumulate`."""
         self._expect(len(batch))
-        total = torch.zeros((), dtype=torch.float64, device=batch[0].tokens.device)
+        sums = []
         for index, micro in enumerate(batch):
             key = DropoutKey(seed=self._seed, samples=micro.samples)
             output = self._call(micro, dropout_key=key)
-            self.backward(output.loss_sum * weight, last=index == len(batch) - 1)
-            total += _masked_sum(output.losses, micro)
-        return total
+            terms = zip(micro.terms(output), weights, strict=True)
+            loss = torch.stack([term * weight for term, weight in terms]).sum()
+            self.backward(loss, last=index == len(batch) - 1)
+            sums.append(micro.sums(output))
+        return torch.stack(sums).sum(0)
 
     def _use_scale(self) -> None:
         if self._fp16 is not None:
@@ -119,21 +121,14 @@ class DeepSpeedEngine:
             engine.set_train_batch_size(size)
             engine.micro_steps = engine.global_steps * micro_batches  # it counts to the boundary
 
-    def losses(self, batch: Sequence[MicroBatch]) -> Tensor:
+    def losses(self, batch: Sequence[ModelInput]) -> Tensor:
         """Run the micro batches forward only; see `Engine.losses`."""
-        total = torch.zeros((), dtype=torch.float64, device=batch[0].tokens.device)
-        for micro in batch:
-            total += _masked_sum(self._call(micro, dropout_key=None).losses, micro)
-        return total
+        return torch.stack(
+            [micro.sums(self._call(micro, dropout_key=None)) for micro in batch]
+        ).sum(0)
 
-    def _call(self, micro: MicroBatch, *, dropout_key: DropoutKey | None) -> Any:
-        return self.forward(
-            micro.tokens,
-            micro.labels,
-            loss_mask=micro.loss_mask,
-            position_ids=micro.position_ids,
-            dropout_key=dropout_key,
-        )
+    def _call(self, micro: ModelInput, *, dropout_key: DropoutKey | None) -> Any:
+        return self.forward(**micro.arguments(), dropout_key=dropout_key)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model through DeepSpeed's hooks."""
@@ -270,10 +265,6 @@ class DeepSpeedEngine:
     def close(self) -> None:
         """Remove DeepSpeed's hooks."""
         self._engine.destroy()
-
-
-def _masked_sum(losses: Tensor, micro: MicroBatch) -> Tensor:
-    return (losses.detach().double() * micro.loss_mask).sum()
 
 
 def sum_gradients_in_fp32(parameters: Iterable[nn.Parameter]) -> None:

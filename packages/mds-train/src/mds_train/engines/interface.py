@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from mds_train.batches import MicroBatch
+from mds_train.batches import ModelInput
 
 __all__ = ["Engine", "Fragment", "OptimizerState", "Update"]
 
@@ -85,16 +85,16 @@ class Engine(Protocol):
     def module(self) -> nn.Module:
         """The model itself."""
 
-    def accumulate(self, batch: Sequence[MicroBatch], *, weight: float) -> Tensor:
+    def accumulate(self, batch: Sequence[ModelInput], *, weights: Sequence[float]) -> Tensor:
         """Run forward and backward over a step's micro batches and sum gradients over the ranks.
 
         Args:
             batch: This rank's micro batches, on the model's device.
-            weight: Factor of the losses in the backward pass.
+            weights: Factor of each term of the loss in the backward pass.
 
         Returns:
-            Scalar, float64: the masked sum of the losses of this rank's samples. It is the same on
-            the ranks that share the samples.
+            [k] float64: the sum of each term over this rank's samples. It is the same on the ranks
+            that share the samples.
         """
 
     def step(self, *, lr: float, weight_decay: float) -> Update:
@@ -103,7 +103,7 @@ class Engine(Protocol):
     def evaluating(self) -> AbstractContextManager[None]:
         """While open, the model is in evaluation mode and keeps no gradients."""
 
-    def losses(self, batch: Sequence[MicroBatch]) -> Tensor:
+    def losses(self, batch: Sequence[ModelInput]) -> Tensor:
         """What `accumulate` returns, by forward passes only; called while `evaluating`."""
 
     def fragments(self) -> Sequence[Fragment]:

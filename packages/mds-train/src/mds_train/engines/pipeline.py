@@ -7,6 +7,7 @@ large micro batch.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from mds_core.groups import ProcessGroups
 from mds_core.pipeline import Pipeline, PipelineLoss
-from mds_train.batches import MicroBatch
+from mds_train.batches import MicroBatch, ModelInput
 from mds_train.config import TrainConfig
 from mds_train.engines.deepspeed import DeepSpeedEngine, sum_gradients_in_fp32
 from mds_train.engines.deepspeed_state import leave_gradients_alone, take_gradients
@@ -59,7 +60,7 @@ class PipelineEngine(DeepSpeedEngine):
             sum_gradients_in_fp32(parameters.values())
             leave_gradients_alone(self._engine.optimizer)
 
-    def accumulate(self, batch: Sequence[MicroBatch], *, weight: float) -> Tensor:
+    def accumulate(self, batch: Sequence[ModelInput], *, weights: Sequence[float]) -> Tensor:
         """Run the schedule over the micro batches; see `Engine.accumulate`."""
         whole = _joined(batch)
         found = self._pipeline.step(
@@ -68,13 +69,13 @@ class PipelineEngine(DeepSpeedEngine):
             loss_mask=whole.loss_mask,
             position_ids=whole.position_ids,
             samples=whole.samples,
-            scale=weight * self._scale.scale,
+            scale=weights[0] * self._scale.scale,
         )
         take_gradients(self._engine.optimizer)
         self._engine.allreduce_gradients()
         return self._told(found, whole)
 
-    def losses(self, batch: Sequence[MicroBatch]) -> Tensor:
+    def losses(self, batch: Sequence[ModelInput]) -> Tensor:
         """Hand the micro batches from stage to stage; see `Engine.losses`."""
         whole = _joined(batch)
         found = self._pipeline.evaluate(
@@ -88,18 +89,16 @@ class PipelineEngine(DeepSpeedEngine):
 
     def _told(self, found: PipelineLoss, batch: MicroBatch) -> Tensor:
         """Tell all stages the float64 sum of the losses, which the last one has."""
-        total = torch.zeros((), dtype=torch.float64, device=batch.tokens.device)
+        total = torch.zeros(1, dtype=torch.float64, device=batch.tokens.device)
         if found.losses is not None:
-            total += (found.losses.detach().double() * batch.loss_mask).sum()
+            total += batch.sums(found)
         dist.all_reduce(total, group=self._groups.pp)
         return total
 
 
-def _joined(batch: Sequence[MicroBatch]) -> MicroBatch:
+def _joined(batch: Sequence[ModelInput]) -> MicroBatch:
     """One micro batch after the other, as the rows of one."""
+    names = [field.name for field in dataclasses.fields(MicroBatch)]
     return MicroBatch(
-        **{
-            name: torch.cat([getattr(micro, name) for micro in batch])
-            for name in MicroBatch.__slots__
-        }
+        **{name: torch.cat([getattr(micro, name) for micro in batch]) for name in names}
     )
