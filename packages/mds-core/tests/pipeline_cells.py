@@ -60,6 +60,16 @@ CELLS = {name: PipelineCell(cell=Cell(config=DEEP), schedule=name) for name in S
 TP2 = {
     "tp2-1f1b": PipelineCell(cell=Cell(config=DEEP, execution=Execution(sequence_parallel=True))),
     "tp2-zb-h1": PipelineCell(cell=Cell(config=DEEP_LLAMA), schedule="zb-h1", lengths=(LENGTH,)),
+    "tp2-zb-h1-sequence-parallel-modules": PipelineCell(
+        cell=Cell(
+            config=DEEP,
+            execution=Execution(
+                sequence_parallel=True, recompute="modules", recompute_modules=("norm",)
+            ),
+        ),
+        schedule="zb-h1",
+        lengths=(LENGTH,),
+    ),
 }
 ULYSSES = {
     "ring2-1f1b": PipelineCell(

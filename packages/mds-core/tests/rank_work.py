@@ -7,6 +7,7 @@ from typing import Any
 import core_cells
 import group_reports
 import pipeline_cells
+import product_reports
 
 from mds_core.groups import Layout
 
@@ -19,6 +20,7 @@ def on_two_ranks() -> dict[str, Any]:
         | core_cells.train_all(core_cells.DP, Layout(dp_size=2))
         | core_cells.train_all(core_cells.EP, Layout(dp_size=2, ep_size=2))
         | core_cells.ulysses_report()
+        | product_reports.report()
         | pipeline_cells.train_pipelines(pipeline_cells.ALL, Layout(pp_size=2))
         | pipeline_cells.count_all(Layout(pp_size=2))
         | pipeline_cells.ran_all(Layout(pp_size=2))

@@ -18,11 +18,14 @@ exchange_rows       send rows to their ranks    send their gradients back
 ``gather`` is for a result that every rank goes on to use in the same way; ``gather_partial`` for
 one of which each rank uses another part, so that the gradients are partial sums. A group of None
 does nothing at all.
+
+``start_gather`` and ``start_reduce_scatter`` are not differentiable: the backward passes of other
+functions send with them while they compute.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -39,6 +42,8 @@ __all__ = [
     "reduce",
     "reduce_scatter",
     "scatter",
+    "start_gather",
+    "start_reduce_scatter",
 ]
 
 
@@ -94,6 +99,38 @@ def exchange_rows(
     return x if group is None else _apply(_ExchangeRows, x, group, tuple(given), tuple(taken))
 
 
+def start_gather(x: Tensor, *, group: ProcessGroup | None, dim: int) -> Callable[[], Tensor]:
+    """Begin to join the ranks' slices along ``dim``; the result waits for them."""
+    if group is None:
+        return lambda: x
+    mine = x.contiguous()
+    parts = [torch.empty_like(mine) for _ in range(group.size())]
+    work = dist.all_gather(parts, mine, group=group, async_op=True)
+
+    def finish() -> Tensor:
+        work.wait()
+        return torch.cat(parts, dim=dim)
+
+    return finish
+
+
+def start_reduce_scatter(
+    x: Tensor, *, group: ProcessGroup | None, dim: int
+) -> Callable[[], Tensor]:
+    """Begin to sum the ranks' tensors; the result waits for this rank's slice along ``dim``."""
+    if group is None:
+        return lambda: x
+    parts = [part.contiguous() for part in x.chunk(group.size(), dim=dim)]
+    mine = torch.empty_like(parts[group.rank()])
+    work = dist.reduce_scatter(mine, parts, group=group, async_op=True)
+
+    def finish() -> Tensor:
+        work.wait()
+        return mine
+
+    return finish
+
+
 def _apply(function: type[torch.autograd.Function], *arguments: object) -> Tensor:
     return cast("Tensor", function.apply(*arguments))  # type: ignore[no-untyped-call]
 
@@ -105,10 +142,7 @@ def _sum(x: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def _join(x: Tensor, group: ProcessGroup, dim: int) -> Tensor:
-    mine = x.contiguous()
-    parts = [torch.empty_like(mine) for _ in range(group.size())]
-    dist.all_gather(parts, mine, group=group)
-    return torch.cat(parts, dim=dim)
+    return start_gather(x, group=group, dim=dim)()
 
 
 def _swap(x: Tensor, group: ProcessGroup, split: int, join: int) -> Tensor:
@@ -139,10 +173,7 @@ def _own(x: Tensor, group: ProcessGroup, dim: int) -> Tensor:
 
 
 def _sum_own(x: Tensor, group: ProcessGroup, dim: int) -> Tensor:
-    parts = [part.contiguous() for part in x.chunk(group.size(), dim=dim)]
-    mine = torch.empty_like(parts[group.rank()])
-    dist.reduce_scatter(mine, parts, group=group)
-    return mine
+    return start_reduce_scatter(x, group=group, dim=dim)()
 
 
 class _Copy(torch.autograd.Function):

@@ -6,21 +6,17 @@ tensors outside a column/row pair hold ``s / t`` positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
-from mds_core.collectives import copy, gather_partial, reduce, reduce_scatter
+from mds_core.collectives import copy, reduce, reduce_scatter
 from mds_core.groups import group_rank, group_size
+from mds_core.layers.product import Multiply, product
 from mds_core.parameter import Declaration, ParallelModule, split_evenly
 
 __all__ = ["ColumnParallelLinear", "ReplicatedLinear", "RowParallelLinear"]
-
-Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""Input, weight and bias to their product."""
 
 _SEQUENCE = 1  # dimension of the positions in [b, s, ...]
 
@@ -36,7 +32,8 @@ class ColumnParallelLinear(ParallelModule):
         std: Standard deviation of the first weights.
         blocks: Equal blocks that make up the output ([gate; up] has two); every rank holds its
             slice of each.
-        sequence_parallel: The input holds this rank's positions only and is gathered first.
+        sequence_parallel: The input holds this rank's positions only and is gathered first, once
+            more in the backward pass: only the own positions are kept for it.
         dtype: Of the parameters.
         device: Of the parameters.
     """
@@ -57,7 +54,7 @@ class ColumnParallelLinear(ParallelModule):
         super().__init__()
         self.tp = tp
         self.sequence_parallel = sequence_parallel
-        self.multiply: Multiply = F.linear
+        self.multiply: Multiply = product
         """The product; a pipeline schedule puts one here whose weight gradient waits."""
         rank, size = group_rank(tp), group_size(tp)
         ranges = split_evenly(out_features, rank=rank, size=size, blocks=blocks)
@@ -82,10 +79,8 @@ class ColumnParallelLinear(ParallelModule):
             [b, s, out / t].
         """
         if self.sequence_parallel:
-            x = gather_partial(x, group=self.tp, dim=_SEQUENCE)
-        else:
-            x = copy(x, group=self.tp)
-        return self.multiply(x, self.weight, self.bias)
+            return self.multiply(x, self.weight, self.bias, group=self.tp)
+        return self.multiply(copy(x, group=self.tp), self.weight, self.bias)
 
 
 class RowParallelLinear(ParallelModule):
@@ -117,7 +112,7 @@ class RowParallelLinear(ParallelModule):
         super().__init__()
         self.tp = tp
         self.sequence_parallel = sequence_parallel
-        self.multiply: Multiply = F.linear
+        self.multiply: Multiply = product
         """The product; a pipeline schedule puts one here whose weight gradient waits."""
         ranges = split_evenly(in_features, rank=group_rank(tp), size=group_size(tp))
         weight = Declaration(
