@@ -156,26 +156,16 @@ def _add_settings_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _generate_parser(commands: _Commands[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    text = "Continue texts with a checkpoint's model."
-    parser = commands.add_parser("generate", help=text, description=text, allow_abbrev=False)
-    parser.add_argument(
-        "checkpoint", type=Path, help="a checkpoint, a folder of them, or the folder of a run"
+    from mds_train.generate.command import EXAMPLES, add_arguments
+
+    return _taught_parser(
+        commands,
+        "generate",
+        "Continue texts with a checkpoint's model: drawn, greedy or by beam search.",
+        examples=EXAMPLES,
+        add_arguments=add_arguments,
+        command=_generate,
     )
-    parser.add_argument(
-        "--prompt", action="append", required=True, metavar="TEXT", help="repeat it for a batch"
-    )
-    parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="default: 64")
-    parser.add_argument(
-        "--temperature", type=float, default=1.0, metavar="T", help="0 is greedy; default: 1"
-    )
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="default: all tokens")
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="default: 1, all")
-    parser.add_argument("--seed", type=int, default=1234, help="default: 1234")
-    parser.add_argument("--tokenizer", type=Path, metavar="FILE", help="instead of its own")
-    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
-    parser.add_argument("--json", action="store_true", help="one JSON object a prompt")
-    parser.set_defaults(command=_generate)
-    return parser
 
 
 def _plan_parser(commands: _Commands[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -188,7 +178,7 @@ def _plan_parser(commands: _Commands[argparse.ArgumentParser]) -> argparse.Argum
         examples=EXAMPLES,
         add_arguments=add_arguments,
         command=_plan,
-        usage="%(prog)s CONFIG [--gpus N] [--gpu KIND] [--search] [overrides]",
+        usage="%(prog)s CONFIG [--gpus N] [--gpu KIND] [--search] [overrides] | --published",
     )
 
 
@@ -347,30 +337,11 @@ def _required(path: Path | None, name: str, *, command: str) -> Path:
 def _generate(
     options: argparse.Namespace, rest: list[str], environment: Environment, console: Console
 ) -> int:
-    del environment, console
+    del console
     _no_more(rest)
-    import torch
+    from mds_train.generate.command import run
 
-    from mds_train.generate import Sampling, find_checkpoint, generate, load_model, load_tokenizer
-
-    checkpoint = find_checkpoint(options.checkpoint)
-    tokenizer = load_tokenizer(checkpoint, tokenizer=options.tokenizer)
-    sampling = Sampling(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p)
-    automatic = "cuda" if torch.cuda.is_available() else "cpu"
-    model = load_model(checkpoint, device=automatic if options.device == "auto" else options.device)
-    answers = generate(
-        model,
-        [tokenizer.encode(prompt).ids for prompt in options.prompt],
-        max_new_tokens=options.max_new_tokens,
-        sampling=sampling,
-        seed=options.seed,
-        end_token=tokenizer.token_to_id("<|endoftext|>"),
-    )
-    for prompt, answer in zip(options.prompt, answers, strict=True):
-        text = tokenizer.decode(answer)
-        line = json.dumps({"prompt": prompt, "text": text, "tokens": answer}, ensure_ascii=False)
-        sys.stdout.write((line if options.json else prompt + text) + "\n")
-    return ExitCode.DONE
+    return run(options, environment)
 
 
 def _plan(
@@ -379,9 +350,15 @@ def _plan(
     del console
     from mds_train import session
     from mds_train.config.loading import build
-    from mds_train.plan.command import show_plan
+    from mds_train.plan.command import show_plan, show_published
     from mds_train.recipes.catalogue import find_recipe
 
+    if options.published:
+        return show_published(_console(0))
+    if options.config is None:
+        raise UsageError(
+            "mds-train plan needs a CONFIG: a file, or one of `mds-train recipes list`."
+        )
     path, gpus = Path(options.config), options.gpus or 1
     if not path.exists() and path.suffix != ".toml":
         recipe = find_recipe(options.config)

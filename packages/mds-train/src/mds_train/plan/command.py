@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mds_train.errors import ExitCode
@@ -13,16 +14,17 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from mds_train.config import TrainConfig
-    from mds_train.plan.machines import Machine
+    from mds_train.plan.machines import Fitted, Machine
     from mds_train.plan.memory import MemoryPlan
 
-__all__ = ["EXAMPLES", "add_arguments", "show_plan"]
+__all__ = ["EXAMPLES", "add_arguments", "show_plan", "show_published"]
 
 EXAMPLES = """\
 examples:
   mds-train plan gpt3-175b --gpu a100-80
   mds-train plan run.toml --gpus 64 --gpu h100 --parallel.tp-size 4
   mds-train plan llama3-70b --gpus 512 --gpu h100 --search
+  mds-train plan --published
 
 CONFIG is a file or the name of a recipe. Nothing is allocated and nothing is started.
 """
@@ -30,20 +32,24 @@ CONFIG is a file or the name of a recipe. Nothing is allocated and nothing is st
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options; settings of the run may follow."""
-    parser.add_argument("config", metavar="CONFIG")
+    parser.add_argument("config", metavar="CONFIG", nargs="?")
     parser.add_argument("--gpus", type=int, metavar="N", help="default: as the recipe says, or 1")
     parser.add_argument("--gpu", default="a100-80", metavar="KIND", help="%(default)s, h100, ...")
     parser.add_argument(
         "--efficiency",
         type=float,
-        default=0.5,
         metavar="X",
-        help="share of the peak that computation reaches while it runs (%(default)s)",
+        help="share of the peak that matrix products reach (default: fitted on published runs)",
     )
     parser.add_argument(
         "--disk", type=float, default=5.0, metavar="GB/s", help="speed of the storage (%(default)s)"
     )
     parser.add_argument("--search", action="store_true", help="show the five best layouts")
+    parser.add_argument(
+        "--published",
+        action="store_true",
+        help="show the time model beside runs of others, and end",
+    )
 
 
 def show_plan(
@@ -83,7 +89,8 @@ def _show_run(
     from mds_train.plan.speed import plan_speed
     from mds_train.watch.throughput import duration, short_number
 
-    speed = plan_speed(config, world_size=gpus, machine=machine, efficiency=options.efficiency)
+    fitted = _constants(options, machine)
+    speed = plan_speed(config, world_size=gpus, machine=machine, fitted=fitted)
     parameters = config.model.num_params()
     value = 4 if config.train.precision == "fp32" else 2
     checkpoint = parameters * (value + (12 if value == 2 else 8))
@@ -93,7 +100,7 @@ def _show_run(
         ("layout", f"{gpus:,} x {machine.name}: {_layout(config, gpus)}"),
         ("batch", f"{config.train.global_batch_size:,} sequences, {short_number(tokens)} tokens"),
         ("FLOPs a token", short_number(speed.flops_per_token)),
-        ("a step", f"{duration(speed.step_seconds)} at efficiency {options.efficiency:g}"),
+        ("a step", f"{duration(speed.step_seconds)} ({_basis(options, machine, fitted)})"),
         ("bubble", f"{100 * speed.bubble_share:.1f} %"),
         ("MFU", f"{100 * speed.utilisation:.1f} %"),
         ("tokens a day", short_number(speed.tokens_per_day)),
@@ -110,6 +117,47 @@ def _show_run(
     for name, text in rows:
         console.print(f"[bold]{name:<{width}}[/]  ", end="")
         console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _constants(options: argparse.Namespace, machine: Machine) -> Fitted:
+    """The machine's constants, with the efficiency that the user knows better."""
+    if options.efficiency is None:
+        return machine.fitted
+    return replace(machine.fitted, efficiency=options.efficiency)
+
+
+def _basis(options: argparse.Namespace, machine: Machine, fitted: Fitted) -> str:
+    """What the time rests on."""
+    if options.efficiency is not None:
+        return f"products at {fitted.efficiency:g} of the peak, as given"
+    where = f"published runs on {machine.fitted_on}"
+    note = "" if machine.fitted_on == machine.name else ", the nearest kind"
+    return f"products at {fitted.efficiency:g} of the peak, as in {where}{note}"
+
+
+def show_published(console: Console) -> int:
+    """Print the time model beside every published run, with constants fitted on the other half."""
+    from rich.table import Table
+
+    from mds_train.plan.calibration import fit, published_runs
+
+    runs = published_runs()
+    for kind in dict.fromkeys(run.machine.name for run in runs):
+        rows = [run for run in runs if run.machine.name == kind]
+        halves = [fit(rows[1::2]), fit(rows[0::2])]
+        table = Table(
+            box=None, pad_edge=False, header_style="bold", title=kind, title_justify="left"
+        )
+        for name in ("run", "GPUs", "published", "planned", "off", "source"):
+            table.add_column(name, justify="left" if name in ("run", "source") else "right")
+        for place, run in enumerate(rows):
+            planned = run.planned(halves[place % 2])
+            off = f"{100 * (planned.step_seconds / run.step_seconds - 1):+.0f} %"
+            times = (f"{run.step_seconds:.2f} s", f"{planned.step_seconds:.2f} s")
+            table.add_row(run.name, f"{run.gpus:,}", *times, off, run.source)
+        console.print(table)
+        console.print()
+    return ExitCode.DONE
 
 
 def _layout(config: TrainConfig, gpus: int) -> str:
@@ -170,7 +218,8 @@ def _show_layouts(
     from mds_train.plan.search import search_layouts
     from mds_train.watch.throughput import duration
 
-    found = search_layouts(config, world_size=gpus, machine=machine, efficiency=options.efficiency)
+    fitted = _constants(options, machine)
+    found = search_layouts(config, world_size=gpus, machine=machine, fitted=fitted)
     if not found:
         console.print(
             f"No layout fits {gpus} x {machine.name}: take more of them, larger ones, or a "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mds_core.partition import parameter_costs
@@ -56,7 +57,9 @@ def plan_memory(
 
 def memory_by_stage(config: TrainConfig, *, world_size: int) -> dict[int, MemoryPlan]:
     """The same for every ZeRO stage that goes with the layout."""
-    possible = (0, 1) if config.parallel.pp_size > 1 else (0, 1, 2, 3)
+    possible: tuple[int, ...] = (0, 1) if config.parallel.pp_size > 1 else (0, 1, 2, 3)
+    if config.parallel.ep_size > 1:  # experts that ranks share out are not cut further
+        possible = possible[:3]
     count_layer = LayerCounter()
     return {
         stage: plan_memory(
@@ -72,8 +75,11 @@ def _states(config: TrainConfig, *, world_size: int) -> tuple[int, int, int]:
     """Bytes of weights, gradients and optimizer (masters, where there are any, and two moments)."""
     parallel = config.parallel
     sharers, stage = parallel.dp_size(world_size) * parallel.ulysses_size, parallel.zero_stage
-    parameters = -(-_parameters_of_stages(config) // parallel.tp_size)
-    shared = -(-parameters // sharers)
+    whole = -(-_parameters_of_stages(config) // parallel.tp_size)
+    experts = -(-_experts_of_stages(config) // parallel.tp_size)
+    # Ranks that share out the experts hold a part of them each, which fewer others hold too.
+    parameters = whole - experts + -(-experts // parallel.ep_size)
+    shared = -(-whole // sharers)
     low = config.train.precision != "fp32"
     # ZeRO keeps its own flat fp32 copy of what it updates, also when the weights are fp32.
     masters = _FP32 if low or stage else 0
@@ -84,17 +90,37 @@ def _states(config: TrainConfig, *, world_size: int) -> tuple[int, int, int]:
     )
 
 
+def _experts_of_stages(config: TrainConfig) -> int:
+    """Those of them that are experts', where ranks share these out; else none are counted."""
+    model, parallel = config.model, config.parallel
+    if parallel.ep_size == 1:
+        return 0
+    matrices = 3 if model.gated else 2
+    biases = (matrices - 1) * model.expert_width + model.hidden_size if model.add_bias else 0
+    one = matrices * model.hidden_size * model.expert_width + biases
+    held = [0] * parallel.pp_size
+    for stage, owner in zip(stages(config), _owners(config), strict=True):
+        held[owner] += sum(model.experts[layer] for layer in stage.layers)
+    return one * max(held)
+
+
+def _owners(config: TrainConfig) -> Sequence[int]:
+    """The pipeline rank of every stage."""
+    parallel = config.parallel
+    if parallel.pp_size == 1:
+        return (0,)
+    schedule = schedule_named(parallel.pipeline_schedule)
+    chunks = parallel.stage_count // parallel.pp_size
+    return schedule.owners(pp_size=parallel.pp_size, chunks=chunks)
+
+
 def _parameters_of_stages(config: TrainConfig) -> int:
     """Parameters of the stages of the fullest pipeline rank, before tensor parallelism."""
     parallel = config.parallel
     if parallel.pp_size == 1:
         return config.model.num_params()
     costs, held = parameter_costs(config.model.core()), [0.0] * parallel.pp_size
-    schedule = schedule_named(parallel.pipeline_schedule)
-    owners = schedule.owners(
-        pp_size=parallel.pp_size, chunks=parallel.stage_count // parallel.pp_size
-    )
-    for stage, owner in zip(stages(config), owners, strict=True):
+    for stage, owner in zip(stages(config), _owners(config), strict=True):
         held[owner] += sum(costs[layer] for layer in stage.layers)
     return round(max(held))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from mds_train.config import TrainConfig
 from mds_train.plan.activations import LayerCounter
-from mds_train.plan.machines import Machine
+from mds_train.plan.machines import Fitted, Machine
 from mds_train.plan.memory import plan_memory
 from mds_train.plan.speed import plan_speed, plan_traffic
 
@@ -25,7 +25,6 @@ class Candidate:
     config: TrainConfig
     memory: int
     step_seconds: float
-    """Computation with its bubble, and traffic as if nothing hid it."""
     reasons: str
 
     @property
@@ -40,7 +39,12 @@ class Candidate:
 
 
 def search_layouts(
-    config: TrainConfig, *, world_size: int, machine: Machine, efficiency: float, most: int = 5
+    config: TrainConfig,
+    *,
+    world_size: int,
+    machine: Machine,
+    fitted: Fitted | None = None,
+    most: int = 5,
 ) -> list[Candidate]:
     """The best layouts of the same model and global batch.
 
@@ -48,7 +52,7 @@ def search_layouts(
         config: The run; its own layout is not looked at.
         world_size: Number of accelerators.
         machine: Their kind.
-        efficiency: Share of the peak that computation reaches.
+        fitted: The constants of the time model; None takes the machine's.
         most: How many to return.
 
     Returns:
@@ -60,9 +64,7 @@ def search_layouts(
         memory = plan_memory(layout, world_size=world_size, count_layer=count_layer).total
         if memory > ROOM * machine.gigabytes * 1e9:
             continue
-        candidate = _judged(
-            layout, memory, world_size=world_size, machine=machine, efficiency=efficiency
-        )
+        candidate = _judged(layout, memory, world_size=world_size, machine=machine, fitted=fitted)
         parallel = layout.parallel
         key = (parallel.tp_size, parallel.pp_size, parallel.zero_stage)
         if key not in found or candidate.step_seconds < found[key].step_seconds:
@@ -115,11 +117,10 @@ def _fits_world(config: TrainConfig, world_size: int) -> bool:
 
 
 def _judged(
-    config: TrainConfig, memory: int, *, world_size: int, machine: Machine, efficiency: float
+    config: TrainConfig, memory: int, *, world_size: int, machine: Machine, fitted: Fitted | None
 ) -> Candidate:
-    speed = plan_speed(config, world_size=world_size, machine=machine, efficiency=efficiency)
+    speed = plan_speed(config, world_size=world_size, machine=machine, fitted=fitted)
     traffic = plan_traffic(config, world_size=world_size, machine=machine)
-    sent = sum(each.seconds for each in traffic)
     heaviest = max(traffic, key=lambda each: each.seconds, default=None)
     reasons = [f"{100 * memory / (machine.gigabytes * 1e9):.0f} % of the memory"]
     if speed.bubble_share:
@@ -128,10 +129,10 @@ def _judged(
         reasons.append("a third more computation")
     if heaviest is not None and heaviest.seconds > 0.05 * speed.step_seconds:
         share = 100 * heaviest.seconds / speed.step_seconds
-        reasons.append(f"{heaviest.what} {share:.0f} % of the computation's time")
+        reasons.append(f"{heaviest.what} {share:.0f} % of the step if nothing hid them")
     return Candidate(
         config=config,
         memory=memory,
-        step_seconds=speed.step_seconds + sent,
+        step_seconds=speed.step_seconds,
         reasons=", ".join(reasons),
     )

@@ -1,8 +1,9 @@
-"""Time, traffic and disk of a run, from its FLOPs, its schedule and a machine's data sheet.
+"""Time of a step: what computes, what moves memory, what waits, and what is sent.
 
-The share of the peak that the matrix products reach is given, not guessed: it depends on sizes and
-libraries, and `mds-train report` measures it. Communication is listed, not added to the time; what
-of it hides behind computation depends on the network.
+The model has two constants for each kind of accelerator, fitted on published runs (calibration.py):
+the share of the peak that matrix products reach, and the share of the traffic that nothing hides.
+Everything else is counted: FLOPs from the model, elementwise traffic with the memory from the
+layer's kind, the bubble from the schedule, bytes sent from the layout.
 """
 
 from __future__ import annotations
@@ -11,11 +12,21 @@ from dataclasses import dataclass
 
 from mds_core.pipeline.simulation import Times, simulate
 from mds_train.config import TrainConfig
-from mds_train.plan.machines import Machine
+from mds_train.plan.machines import Fitted, Machine
 
 __all__ = ["SpeedPlan", "Traffic", "plan_speed", "plan_traffic"]
 
 _SECONDS_A_DAY = 86_400
+_VALUE = 2
+"""Bytes of an activation in bf16 or fp16."""
+_BESIDE_PRODUCTS = 24
+"""Bytes a hidden value moves in a forward pass between the products: two norms, two residual sums
+with dropout."""
+_UNFUSED_SCORES = 10
+"""Bytes an attention score moves in a forward pass without a fused kernel: scale, mask, softmax,
+dropout."""
+_ADAM = 30
+"""Bytes a parameter moves in AdamW: gradient, master, two moments in; these and the weight out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,12 +39,16 @@ class SpeedPlan:
     """With what is computed again."""
     bubble_share: float
     """Share of the time in which a pipeline rank waits for others."""
+    product_seconds: float
+    """Matrix products of a step, if they ran at the peak and nothing waited."""
+    traffic_seconds: float
+    """Everything sent in a step, if nothing hid it; see `plan_traffic`."""
     step_seconds: float
     tokens_per_day: float
     days: float
     """Of the whole run."""
     utilisation: float
-    """Model FLOPs over peak (MFU), bubble and recomputation taken off."""
+    """Model FLOPs over peak (MFU), everything taken off."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +63,12 @@ class Traffic:
 
 
 def plan_speed(
-    config: TrainConfig, *, world_size: int, machine: Machine, efficiency: float
+    config: TrainConfig,
+    *,
+    world_size: int,
+    machine: Machine,
+    fitted: Fitted | None = None,
+    fused_attention: bool = True,
 ) -> SpeedPlan:
     """Estimate the time of a step and of the run.
 
@@ -56,19 +76,34 @@ def plan_speed(
         config: The run.
         world_size: Number of ranks.
         machine: The accelerator.
-        efficiency: Share of the peak that computation reaches while it runs.
+        fitted: The two constants; None takes the machine's.
+        fused_attention: False if all attention scores, masked ones too, are computed and go through
+            the memory, as before 2022.
     """
+    constants = fitted or machine.fitted
     train, length = config.train, config.data.seq_length
     flops = config.model.flops_per_token(length)
-    hardware = flops * _recomputed(config)
+    masked = 0.0 if fused_attention else _causal_attention(config)
+    hardware = (flops + masked) * _recomputed(config)
     bubble = _bubble(config, world_size=world_size)
     tokens = train.global_batch_size * length
     peak = world_size * machine.teraflops * 1e12
-    seconds = tokens * hardware / (peak * efficiency * (1 - bubble))
+    products = tokens * hardware / peak
+    moved = _elementwise_seconds(config, world_size, machine, fused_attention=fused_attention)
+    sent = sum(
+        each.seconds for each in plan_traffic(config, world_size=world_size, machine=machine)
+    )
+    seconds = (
+        (products / constants.efficiency + moved) / (1 - bubble)
+        + _optimizer_seconds(config, world_size, machine)
+        + constants.exposed * sent
+    )
     return SpeedPlan(
         flops_per_token=flops,
         hardware_flops_per_token=hardware,
         bubble_share=bubble,
+        product_seconds=products,
+        traffic_seconds=sent,
         step_seconds=seconds,
         tokens_per_day=tokens / seconds * _SECONDS_A_DAY,
         days=train.train_steps * seconds / _SECONDS_A_DAY,
@@ -82,26 +117,66 @@ def _recomputed(config: TrainConfig) -> float:
         return 4 / 3
     if config.memory.recompute == "none":
         return 1.0
-    model, length = config.model, config.data.seq_length
-    attention = 6 * model.num_layers * model.num_attention_heads * model.channels * length
-    return 1 + attention / 3 / model.flops_per_token(length)
+    return 1 + _causal_attention(config) / 3 / config.model.flops_per_token(config.data.seq_length)
+
+
+def _causal_attention(config: TrainConfig) -> float:
+    """FLOPs a token of the scores that a causal mask lets through; the masked ones are as many."""
+    model = config.model
+    width = model.num_attention_heads * model.channels
+    return 6.0 * model.num_layers * width * config.data.seq_length
 
 
 def _bubble(config: TrainConfig, *, world_size: int) -> float:
-    parallel, train = config.parallel, config.train
+    parallel = config.parallel
     if parallel.pp_size == 1:
         return 0.0
-    count = train.global_batch_size // (train.micro_batch_size * parallel.dp_size(world_size))
-    if parallel.pipeline_schedule in ("gpipe", "1f1b"):
-        return (parallel.pp_size - 1) / (count + parallel.pp_size - 1)  # Narayanan et al. 2021
+    count = _micro_batches(config, world_size)
+    chunks = parallel.stage_count // parallel.pp_size
+    if parallel.pipeline_schedule in ("gpipe", "1f1b", "interleaved-1f1b"):
+        # Narayanan et al. 2021, sections 2.2.1 and 2.2.2.
+        return (parallel.pp_size - 1) / (chunks * count + parallel.pp_size - 1)
     again = 1.0 if config.memory.recompute == "full" else 0.0
     return simulate(
         parallel.pipeline_schedule,
         pp_size=parallel.pp_size,
         micro_batches=count,
         times=Times(input_gradient=1 + again),
-        chunks=parallel.stage_count // parallel.pp_size,
+        chunks=chunks,
     ).bubble_share
+
+
+def _micro_batches(config: TrainConfig, world_size: int) -> int:
+    """Micro batches of a step on one replica."""
+    train = config.train
+    return train.global_batch_size // (train.micro_batch_size * config.parallel.dp_size(world_size))
+
+
+def _elementwise_seconds(
+    config: TrainConfig, world_size: int, machine: Machine, *, fused_attention: bool
+) -> float:
+    """Norms, sums, gates and scores of a rank's step, at the memory's bandwidth."""
+    model, parallel = config.model, config.parallel
+    length = config.data.seq_length // parallel.ulysses_size
+    between = _BESIDE_PRODUCTS * model.hidden_size
+    if parallel.sequence_parallel:
+        between //= parallel.tp_size
+    gate = _VALUE * (3 if model.gated else 2) * model.ffn_width
+    scores = 0 if fused_attention else _UNFUSED_SCORES * model.num_attention_heads * length
+    token_bytes = between + (gate + scores) // parallel.tp_size
+    passes = 4 if config.memory.recompute == "full" else 3
+    layers = model.num_layers / parallel.pp_size
+    tokens = _micro_batches(config, world_size) * config.train.micro_batch_size * length
+    return passes * token_bytes * layers * tokens / (machine.memory_gigabytes * 1e9)
+
+
+def _optimizer_seconds(config: TrainConfig, world_size: int, machine: Machine) -> float:
+    """The update of the parameters that a rank owns, at the memory's bandwidth."""
+    parallel = config.parallel
+    owned = config.model.num_params() / (parallel.tp_size * parallel.pp_size)
+    if parallel.zero_stage:
+        owned /= parallel.dp_size(world_size) * parallel.ulysses_size
+    return _ADAM * owned / (machine.memory_gigabytes * 1e9)
 
 
 def plan_traffic(config: TrainConfig, *, world_size: int, machine: Machine) -> list[Traffic]:
@@ -109,7 +184,7 @@ def plan_traffic(config: TrainConfig, *, world_size: int, machine: Machine) -> l
     train, parallel = config.train, config.parallel
     model, value = config.model, 4 if config.train.precision == "fp32" else 2
     replicas = parallel.dp_size(world_size)
-    count = train.global_batch_size // (train.micro_batch_size * replicas)
+    count = _micro_batches(config, world_size)
     hidden = (
         train.micro_batch_size
         * (config.data.seq_length // parallel.ulysses_size)
@@ -123,9 +198,11 @@ def plan_traffic(config: TrainConfig, *, world_size: int, machine: Machine) -> l
     tp = (parallel.tp_size - 1) / parallel.tp_size
     gathers = 2 * count if parallel.zero_stage == 3 else int(parallel.zero_stage > 0)
     beside = parallel.tp_size * parallel.ulysses_size
+    # Two all-reduces a layer forward and two backward, and those of a second forward pass; a ring
+    # sends twice its part of each.
+    reduces = 12 if config.memory.recompute == "full" else 8
     sizes = (
-        # Two all-reduces a layer forward and two backward; a ring sends twice its part of each.
-        ("tensor parallel: activations", 8 * tp * layers * hidden * count, parallel.tp_size),
+        ("tensor parallel: activations", reduces * tp * layers * hidden * count, parallel.tp_size),
         ("Ulysses: heads and positions", 8 * layers * hidden * count, beside),
         ("pipeline: activations and gradients", 2 * hidden * count, world_size),
         (
