@@ -96,11 +96,81 @@ def test_stores_that_no_job_array_wrote_can_be_rewritten_too() -> None:
 def test_clean_works_on_the_files_of_a_task() -> None:
     for number in (1, 2):
         command = ["clean", "--input", "*.jsonl", "--min-words", "1", "--on-error", "skip"]
-        command += ["--workers", "1", "--task", f"{number}/2", "--output", f"{number}.clean"]
+        command += ["--workers", "1", "--task", f"{number}/2", "--output", "out/clean.jsonl"]
         assert main(command) == 0
 
-    lines = [line for n in (1, 2) for line in Path(f"{n}.clean").read_text().splitlines()]
+    parts = [Path(f"out/clean.task-{number}-of-2.jsonl") for number in (1, 2)]
+    lines = [line for part in parts for line in part.read_text().splitlines()]
     assert len(lines) == sum(range(7))
+
+
+def filter_files(command: list[str], *options: str) -> int:
+    shared = ["--input", "*.jsonl", "--on-error", "skip", "--workers", "1"]
+    return main([*command, *shared, *options])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["clean", "--min-words", "30"],
+        ["decontaminate", "--against", "2.jsonl", "--words", "9"],
+        ["redact", "--kinds", "EMAIL", "PHONE"],
+    ],
+)
+def test_joined_parts_of_a_filter_are_the_bytes_of_one_run(command: list[str]) -> None:
+    assert filter_files(command, "--output", "out/all.jsonl") == 0
+    for number in (1, 2, 3):
+        task = ["--task", f"{number}/3", "--report", "out/why.json"]
+        assert filter_files(command, "--output", "out/part.jsonl", *task) == 0
+
+    parts = [Path(f"out/part.task-{number}-of-3.jsonl").read_bytes() for number in (1, 2, 3)]
+    assert b"".join(parts) == Path("out/all.jsonl").read_bytes()
+    assert len(list(Path("out").glob("why.task-*-of-3.json"))) == 3
+
+
+@pytest.mark.parametrize("mode", ["near", "exact"])
+def test_signatures_of_tasks_remove_the_copies_of_one_run(mode: str) -> None:
+    Path("7.jsonl").write_bytes(Path("6.jsonl").read_bytes() + Path("2.jsonl").read_bytes())
+    command = ["dedup", "--mode", mode, "--threshold", "0.7"]
+    files = ["--report", "out/why.json", "--removed", "out/removed.jsonl"]
+    assert filter_files(command, "--output", "out/unique.jsonl", *files) == 0
+    for number in (2, 1, 3):
+        assert filter_files(command, "--output", "again.jsonl", "--task", f"{number}/3") == 0
+    parts = sorted(map(str, Path().glob("again.task-*.signatures")), reverse=True)
+    files = [each.replace("out/", "two/") for each in files]
+
+    assert (
+        filter_files(command, "--output", "two/unique.jsonl", *files, "--signatures", *parts) == 0
+    )
+
+    assert contents("two") == contents("out")
+    assert len(Path("out/removed.jsonl").read_text().splitlines()) >= 8
+
+
+def test_signatures_that_do_not_fit_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for number in (1, 2):
+        assert filter_files(["dedup"], "--output", "u.jsonl", "--task", f"{number}/2") == 0
+    one, two = (f"u.task-{number}-of-2.signatures" for number in (1, 2))
+
+    def refused(*options: str) -> str:
+        capsys.readouterr()
+        assert filter_files(["dedup"], "--output", "out/u.jsonl", *options) == 3
+        assert not Path("out/u.jsonl").exists()
+        return capsys.readouterr().err
+
+    assert "task 2 is missing" in refused("--signatures", one)
+    assert "other settings" in refused("--threshold", "0.5", "--signatures", one, two)
+    assert "holds no signatures" in refused("--signatures", one, ".")
+    places = Path(two, "places")
+    kept = places.read_bytes()
+    places.write_bytes(kept[:-1])
+    assert "was cut or changed" in refused("--signatures", one, two)
+    places.write_bytes(kept)
+    Path("6.jsonl").write_text(Path("6.jsonl").read_text().replace("a", "b"))
+    assert "was changed" in refused("--signatures", one, two)
+    Path("6.jsonl").unlink()
+    assert "other files" in refused("--signatures", one, two)
+    assert filter_files(["dedup"], "--output", "u.jsonl", "--task", "1/2", "--removed", "r") == 2
 
 
 @pytest.mark.parametrize("task", ["3", "0/2", "3/2", "1/0", "-1/2", "a/b"])

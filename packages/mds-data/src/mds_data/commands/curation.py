@@ -6,14 +6,16 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from mds_data.commands.engines import chosen_engine, chosen_task
 from mds_data.commands.errors import UsageError
-from mds_data.commands.preprocess import chosen_engine
 from mds_data.commands.progress import ProgressLine
 from mds_data.curation.report import CurationReport
 from mds_data.curation.run import CurationConfig, new_output
-from mds_data.preprocess.task import Task, parse_task
+from mds_data.preprocess.task import task_path
 
 __all__ = ["clean", "decontaminate", "dedup"]
 
@@ -47,6 +49,8 @@ def dedup(arguments: argparse.Namespace) -> int:
     from mds_data.curation.dedup import DedupSettings
     from mds_data.curation.dedup import dedup as run
 
+    if arguments.task is not None:
+        _refuse_with_task(arguments)
     settings = _checked(
         lambda: DedupSettings(
             mode=arguments.mode,
@@ -55,7 +59,43 @@ def dedup(arguments: argparse.Namespace) -> int:
             permutations=arguments.permutations,
         )
     )
-    return _run(arguments, run, settings)
+    if arguments.task is not None:
+        return _sign(arguments, settings)
+    return _run(arguments, partial(run, signatures=arguments.signatures), settings)
+
+
+def _refuse_with_task(arguments: argparse.Namespace) -> None:
+    given = {
+        "--report": arguments.report,
+        "--removed": arguments.removed,
+        "--signatures": arguments.signatures,
+    }
+    odd = [name for name, value in given.items() if value]
+    if odd:
+        raise UsageError(
+            f"a task of dedup only signs its files; give {' and '.join(odd)} to the last step, "
+            f"which takes the signatures of all tasks."
+        )
+
+
+def _sign(arguments: argparse.Namespace, settings: Any) -> int:
+    from mds_data.curation.signatures import sign_task
+
+    config, engine = _config(arguments), chosen_engine(arguments)
+    config = replace(config, output=config.output.with_suffix(".signatures"))
+    progress = ProgressLine(sys.stderr, label="dedup")
+
+    def show(done: int, total: int, records: int) -> None:
+        progress.update(done, total, items=records, detail=f"{records:,} records")
+
+    report = sign_task(config, settings, engine=engine, on_progress=show)
+    for line in report.sentences():
+        sys.stderr.write(f"dedup: {line}\n")
+    progress.finish(
+        f"{report.records:,} records signed in {config.output}; when all tasks are done, give "
+        f"their folders to --signatures instead of --task"
+    )
+    return 0
 
 
 def decontaminate(arguments: argparse.Namespace) -> int:
@@ -80,14 +120,6 @@ def decontaminate(arguments: argparse.Namespace) -> int:
     return _run(arguments, run, settings)
 
 
-def _task(arguments: argparse.Namespace) -> Task | None:
-    text = getattr(arguments, "task", None)
-    try:
-        return None if text is None else parse_task(text)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
 def _checked(make: Callable[[], Any]) -> Any:
     try:
         return make()
@@ -96,20 +128,8 @@ def _checked(make: Callable[[], Any]) -> Any:
 
 
 def _run(arguments: argparse.Namespace, work: Callable[..., CurationReport], settings: Any) -> int:
-    config = CurationConfig(
-        inputs=tuple(arguments.input),
-        output=arguments.output,
-        keys=tuple(dict.fromkeys(arguments.json_keys)),
-        input_format=None if arguments.input_format == "auto" else arguments.input_format,
-        text_unit=arguments.text_unit,
-        on_error=arguments.on_error,
-        task=_task(arguments),
-        removed=arguments.removed,
-        overwrite=arguments.overwrite,
-    )
+    config, engine = _config(arguments), chosen_engine(arguments)
     progress = ProgressLine(sys.stderr, label=arguments.command)
-
-    engine = chosen_engine(arguments)
 
     def show(done: int, total: int, records: int) -> None:
         progress.update(done, total, items=records, detail=f"{records:,} records")
@@ -117,7 +137,8 @@ def _run(arguments: argparse.Namespace, work: Callable[..., CurationReport], set
     if arguments.report is None:
         report = work(config, settings, engine=engine, on_progress=show)
     else:
-        with new_output(arguments.report, overwrite=arguments.overwrite) as file:
+        path = task_path(arguments.report, config.task)
+        with new_output(path, overwrite=arguments.overwrite) as file:
             report = work(config, settings, engine=engine, on_progress=show)
             file.write(json.dumps(report.as_json(), indent=1, ensure_ascii=False).encode() + b"\n")
     for line in report.sentences():
@@ -125,6 +146,21 @@ def _run(arguments: argparse.Namespace, work: Callable[..., CurationReport], set
     share = report.characters_out / max(report.characters_in, 1)
     progress.finish(
         f"{report.kept:,} of {report.records:,} records kept, {share:.1%} of the text, "
-        f"in {arguments.output}"
+        f"in {config.output}"
     )
     return 0
+
+
+def _config(arguments: argparse.Namespace) -> CurationConfig:
+    task = chosen_task(arguments)
+    return CurationConfig(
+        inputs=tuple(arguments.input),
+        output=task_path(arguments.output, task),
+        keys=tuple(dict.fromkeys(arguments.json_keys)),
+        input_format=None if arguments.input_format == "auto" else arguments.input_format,
+        text_unit=arguments.text_unit,
+        on_error=arguments.on_error,
+        task=task,
+        removed=arguments.removed and task_path(arguments.removed, task),
+        overwrite=arguments.overwrite,
+    )

@@ -76,9 +76,22 @@ def _add_dedup(commands: Commands) -> None:
         "with the input; about 1 KB a text is needed on the output's disk meanwhile.",
         examples="examples:\n"
         "  mds-data dedup --input 'clean-*.jsonl' --report why.json --output unique.jsonl\n"
-        "  mds-data dedup --input corpus.jsonl --mode exact --output unique.jsonl",
+        "  mds-data dedup --input corpus.jsonl --mode exact --output unique.jsonl\n"
+        "as a job array, whose tasks sign texts and whose last step compares them:\n"
+        "  mds-data dedup --input 'clean-*.jsonl' --task 3/8 --output unique.jsonl\n"
+        "  mds-data dedup --input 'clean-*.jsonl' --output unique.jsonl \\\n"
+        "                 --signatures unique.task-*.signatures",
     )
     _add_files(parser)
+    add_task_option(parser)
+    parser.add_argument(
+        "--signatures",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="F",
+        help="what the tasks of a job array have written, of every task",
+    )
     rules = parser.add_argument_group("rules")
     rules.add_argument(
         "--mode",

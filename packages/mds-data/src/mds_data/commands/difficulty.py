@@ -6,9 +6,9 @@ import argparse
 import sys
 from collections.abc import Iterator
 
+from mds_data.commands.engines import default_workers
 from mds_data.commands.errors import UsageError
 from mds_data.commands.output import write
-from mds_data.commands.preprocess import default_workers
 from mds_data.commands.progress import ProgressLine
 from mds_data.datasets.gpt import GPTDataset
 from mds_data.difficulty.analysis import Documents, TokenRows

@@ -11,8 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
+from mds_data.commands.engines import default_workers
 from mds_data.commands.errors import UsageError
-from mds_data.commands.preprocess import default_workers, tokenizer_spec
+from mds_data.commands.preprocess import tokenizer_spec
 from mds_data.commands.progress import ProgressLine
 from mds_data.commands.text import new_file
 from mds_data.paired.conversations import SFTConfig

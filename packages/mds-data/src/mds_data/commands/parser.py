@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from mds_data.commands.redaction_options import add_redaction_options
+
 if TYPE_CHECKING:
     Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -186,6 +188,7 @@ def add_preprocess(commands: Commands) -> None:
     add_engine_options(parser)
     add_task_option(parser)
     add_tokenizer_options(parser)
+    add_redaction_options(parser)
     _add_old_flags(parser)
 
 

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+from mds_data.commands.engines import chosen_engine, chosen_task
 from mds_data.commands.errors import UsageError
 from mds_data.commands.progress import ProgressLine
+from mds_data.commands.redaction_rules import optional_rules
+from mds_data.errors import DataError
 from mds_data.preprocess.columns import parse_column
-from mds_data.preprocess.engine import Engine, LocalEngine
 from mds_data.preprocess.pipeline import PreprocessConfig, Progress, SentenceConfig
 from mds_data.preprocess.pipeline import preprocess as run_preprocess
 from mds_data.preprocess.report import PreprocessReport
-from mds_data.preprocess.task import parse_task
 from mds_data.preprocess.workers import keep_to_one_thread
-from mds_data.tokenizers import TokenizerError, TokenizerSpec, spec_of_file
+from mds_data.tokenizers import TokenizerSpec, spec_of_file
 from mds_data.tokenizers.protocol import TokenizerKind
 
-__all__ = ["chosen_engine", "config_of", "default_workers", "preprocess", "tokenizer_spec"]
-
-_MOST_WORKERS = 16
+__all__ = ["config_of", "preprocess", "tokenizer_spec"]
 
 
 def preprocess(arguments: argparse.Namespace) -> int:
@@ -51,6 +49,8 @@ def preprocess(arguments: argparse.Namespace) -> int:
 def summary(report: PreprocessReport) -> Iterator[str]:
     """Yield what a person wants to know in the end."""
     yield from report.problems.sentences()
+    if report.redacted is not None:
+        yield report.redacted.sentence()
     for key, path in report.outputs.items():
         yield (
             f"{report.documents[key]:,} documents, {report.tokens[key]:,} tokens in {path}; "
@@ -81,9 +81,10 @@ def config_of(arguments: argparse.Namespace) -> PreprocessConfig:
             resume=arguments.resume,
             checkpoint_batches=max(1, 2 * arguments.checkpoint_mb),
             problems=arguments.report,
-            task=arguments.task and parse_task(arguments.task),
+            redact=optional_rules(arguments),
+            task=chosen_task(arguments),
         )
-    except TokenizerError:
+    except DataError:
         raise
     except ValueError as error:
         raise UsageError(str(error)) from error
@@ -96,10 +97,10 @@ def outputs_of(arguments: argparse.Namespace) -> dict[str, Path]:
         UsageError: A key can't be part of a folder's name.
     """
     paths = _named_outputs(arguments)
-    if arguments.task is None:
+    task = chosen_task(arguments)
+    if task is None:
         return paths
-    suffix = parse_task(arguments.task).suffix()
-    return {key: _with_end(path, suffix) for key, path in paths.items()}
+    return {key: _with_end(path, task.suffix()) for key, path in paths.items()}
 
 
 def _named_outputs(arguments: argparse.Namespace) -> dict[str, Path]:
@@ -214,29 +215,3 @@ def unused_flags(arguments: argparse.Namespace) -> Iterator[str]:
                 f"--{name.replace('_', '-')} changes nothing: only "
                 f"{', '.join(sorted(kinds))} reads it."
             )
-
-
-def chosen_engine(arguments: argparse.Namespace) -> Engine:
-    """Return where the work is done.
-
-    Raises:
-        UsageError: The options don't go together.
-    """
-    if arguments.engine == "ray":
-        from mds_data.preprocess.ray_engine import RayEngine
-
-        return RayEngine(address=arguments.address, tasks=arguments.workers)
-    if arguments.address is not None:
-        raise UsageError("--address is that of a Ray cluster; say --engine ray too.")
-    try:
-        workers = default_workers() if arguments.workers is None else arguments.workers
-        return LocalEngine(workers=workers)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
-def default_workers() -> int:
-    """The cores that this process may use, up to a number that still gains."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-    return min(cores, _MOST_WORKERS)

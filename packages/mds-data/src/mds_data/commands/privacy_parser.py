@@ -6,15 +6,14 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mds_data.commands.parser import command
+from mds_data.commands.parser import add_engine_options, add_task_option, command
+from mds_data.commands.redaction_options import MODES, add_rules
 
 if TYPE_CHECKING:
     from mds_data.commands.parser import Commands
 
 __all__ = ["add_privacy_commands"]
 
-_KINDS = ("SECRET", "EMAIL", "IBAN", "CARD", "CRYPTO", "IP", "NATIONAL_ID", "PASSPORT", "PHONE")
-_MODES = ("placeholder", "mask", "pseudonym", "drop")
 _DESCRIPTION = """\
 Replace private data in JSON lines or text: e-mail and internet addresses, telephone numbers,
 payment cards, bank accounts, national identity numbers, passports, crypto addresses, keys and
@@ -40,6 +39,8 @@ def add_privacy_commands(commands: Commands) -> None:
     )
     _add_files(parser)
     _add_choices(parser)
+    add_engine_options(parser)
+    add_task_option(parser)
 
 
 def _add_files(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +53,13 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
         default="document",
         help="one document of a text file (%(default)s)",
     )
-    add("--output", type=Path, required=True, metavar="F", help="JSON lines; .gz is compressed")
+    add(
+        "--output",
+        type=Path,
+        required=True,
+        metavar="F",
+        help="JSON lines; compressed if it ends with .gz, .bz2 or .xz",
+    )
     add("--overwrite", action="store_true", help="replace files that exist")
     add("--report", type=Path, metavar="F", help="write counts as JSON")
     add("--samples", type=Path, metavar="F", help="write a page that shows where it replaced")
@@ -62,22 +69,17 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
         default="fail",
         help="a broken line ends the run, or is left out (%(default)s)",
     )
-    add("--workers", type=int, default=1, metavar="N", help="processes (%(default)s)")
 
 
 def _add_choices(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--mode",
-        choices=_MODES,
+        choices=MODES,
         default="placeholder",
         help="<EMAIL>, asterisks, a stable keyed pseudonym, or nothing (%(default)s)",
     )
-    add("--key-file", type=Path, metavar="F", help="key of --mode pseudonym, only for your eyes")
-    kinds = ", ".join(_KINDS)
-    add("--kinds", nargs="+", choices=_KINDS, metavar="K", help=f"only these of {kinds}")
-    add("--keep-kinds", nargs="+", choices=_KINDS, default=[], metavar="K", help="all but these")
-    add("--allow", type=Path, metavar="F", help="values that may stay, one a line; * is any text")
+    add_rules(add, prefix="")
     add("--json-keys", nargs="+", default=["text"], metavar="K", help="members to redact (text)")
     add("--all-fields", action="store_true", help="redact every string of a record")
     add("--drop-keys", nargs="+", default=[], metavar="K", help="members to leave out")

@@ -7,114 +7,42 @@ lies in files beside the output, about 1 KB a document; memory does not.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mds_data.curation.minhash import BandPlan, band_keys, plan_bands, shingles, signature
 from mds_data.curation.records import CuratedBatch, Removal, text_records
 from mds_data.curation.report import CurationReport
-from mds_data.curation.run import (
-    CurationConfig,
-    check_errors,
-    curated_source,
-    new_output,
-    removed_line,
+from mds_data.curation.run import CurationConfig, curated_source, new_output, removed_line
+from mds_data.curation.signatures import (
+    PLACE,
+    DedupSettings,
+    SignedPart,
+    open_parts,
+    places_of,
+    row_dtype,
+    sign_batches,
 )
 from mds_data.curation.spill import KeySpill, RowFile, Union
+from mds_data.errors import DataError
 from mds_data.preprocess.batches import Batch
 from mds_data.preprocess.engine import Engine, LocalEngine
-from mds_data.preprocess.inputs import InputFile, Record
-from mds_data.preprocess.records import RecordError
+from mds_data.preprocess.inputs import InputFile
+from mds_data.preprocess.report import InputRecord
 
 __all__ = ["DedupSettings", "dedup"]
 
 _LEADERS = 16
 """Unlike texts of one group that others are compared to."""
 _COMPARED = 2048
-_DIGEST = 4
-"""Numbers of 32 bits in the digest of an exact copy."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DedupSettings:
-    """What counts as a copy."""
-
-    mode: Literal["near", "exact"] = "near"
-    """near: alike by at least ``threshold``; exact: the same but for white space at line ends."""
-    threshold: float = 0.8
-    """Jaccard index of the sets of word sequences, estimated."""
-    shingle_words: int = 5
-    """Words of a sequence."""
-    permutations: int = 128
-    """Places of a signature; the estimate errs by about 1 / sqrt(permutations)."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.threshold <= 1:
-            raise ValueError(f"the threshold ({self.threshold}) must lie above 0 and up to 1.")
-        if self.shingle_words < 1 or not 16 <= self.permutations <= 1024:
-            raise ValueError("there must be at least 1 word and 16 to 1024 permutations.")
-
-
-@dataclass(frozen=True, slots=True)
-class _Signatures:
-    """What the first pass keeps of a batch."""
-
-    lines: NDArray[np.uint64]
-    """[documents] line of each."""
-    rows: NDArray[np.uint32]
-    """[documents, places]."""
-    keys: NDArray[np.uint64]
-    """[documents, bands]."""
-    removals: list[Removal]
-
-
-class _Signer:
-    """First pass: the signature of each text."""
-
-    def __init__(self, settings: DedupSettings, keys: tuple[str, ...]) -> None:
-        self._settings = settings
-        self._keys = keys
-        self._plan = _plan(settings)
-
-    def __call__(self, batch: Batch) -> _Signatures:
-        removals: list[Removal] = []
-
-        def refuse(record: Record, error: RecordError) -> None:
-            removals.append(Removal(batch.file, record.line, error.kind, str(error), record.data))
-
-        lines, rows = [], []
-        for record in text_records(batch, self._keys, refuse=refuse):
-            lines.append(record.line)
-            rows.append(self._row(record.text))
-        keys = [self._row_keys(row) for row in rows]
-        return _Signatures(
-            np.asarray(lines, np.uint64),
-            np.asarray(rows, np.uint32).reshape(len(rows), -1),
-            np.asarray(keys, np.uint64).reshape(len(rows), -1),
-            removals,
-        )
-
-    def _row(self, text: str) -> NDArray[np.uint32]:
-        settings = self._settings
-        if settings.mode == "near":
-            found = shingles(text, size=settings.shingle_words)
-            return signature(found, count=settings.permutations)
-        plain = "\n".join(line.rstrip() for line in text.strip().split("\n"))
-        data = plain.encode("utf-8", "surrogatepass")
-        return np.frombuffer(hashlib.blake2b(data, digest_size=4 * _DIGEST).digest(), "<u4")
-
-    def _row_keys(self, row: NDArray[np.uint32]) -> NDArray[np.uint64]:
-        return band_keys(row, self._plan)
 
 
 class _Passer:
@@ -130,16 +58,11 @@ class _Passer:
         ]
 
 
-def _plan(settings: DedupSettings) -> BandPlan:
-    if settings.mode == "exact":
-        return BandPlan(1, _DIGEST)
-    return plan_bands(settings.permutations, threshold=settings.threshold)
-
-
 def dedup(
     config: CurationConfig,
     settings: DedupSettings,
     *,
+    signatures: Sequence[Path] = (),
     engine: Engine | None = None,
     on_progress: Callable[[int, int, int], None] | None = None,
 ) -> CurationReport:
@@ -148,11 +71,13 @@ def dedup(
     Args:
         config: What to read and where to write.
         settings: What counts as a copy.
+        signatures: What the tasks of a job array have signed, instead of the first pass.
         engine: Where signatures are computed.
         on_progress: Called with bytes done, bytes in all (the input twice) and records.
     """
     engine = engine or LocalEngine(workers=config.workers)
     report = CurationReport(command="dedup", arguments=asdict(settings))
+    parts = open_parts(signatures, config=config, settings=settings) if signatures else []
     with ExitStack() as stack:
         output = stack.enter_context(new_output(config.output, overwrite=config.overwrite))
         removed = config.removed and stack.enter_context(
@@ -162,7 +87,10 @@ def dedup(
         index = stack.enter_context(
             _Index(folder, files=curated_source(config).files, settings=settings)
         )
-        index.sign(config, engine=engine, report=report, on_progress=on_progress)
+        if parts:
+            index.take(parts, report=report)
+        else:
+            index.sign(config, engine=engine, report=report, on_progress=on_progress)
         index.join(settings)
         for batch in index.chosen(config, engine=engine, on_progress=on_progress):
             output.writelines(line + b"\n" for line in batch.lines)
@@ -181,21 +109,17 @@ def _work_folder(output: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-_PLACE = np.dtype([("file", "<u4"), ("line", "<u8")])
-
-
 class _Index:
     """Signatures, keys and places of all documents, on the disk."""
 
     def __init__(
         self, folder: Path, *, files: tuple[InputFile, ...], settings: DedupSettings
     ) -> None:
-        places = settings.permutations if settings.mode == "near" else _DIGEST
         self._folder = folder
         self._files = [file.path.as_posix() for file in files]
         self._stack = ExitStack()
-        self._rows = RowFile(folder / "signatures", np.dtype(("<u4", places)))
-        self._places = RowFile(folder / "places", _PLACE)
+        self._rows = RowFile(folder / "signatures", row_dtype(settings))
+        self._places = RowFile(folder / "places", PLACE)
         self._spill = KeySpill(folder / "keys")
 
     def __enter__(self) -> _Index:
@@ -215,20 +139,41 @@ class _Index:
         on_progress: Callable[[int, int, int], None] | None,
     ) -> None:
         """First pass: write signatures, keys and places."""
-        source = curated_source(config)
         settings = DedupSettings(**report.arguments)
-        for mark, found in engine.run(source, make=partial(_Signer, settings, config.keys)):
-            check_errors(found.removals, config=config)
-            report.remove(found.removals)
-            numbers = self._rows.count + np.arange(len(found.lines), dtype=np.uint64)
-            self._spill.add(found.keys.ravel(), np.repeat(numbers, found.keys.shape[1]))
-            self._rows.add(found.rows)
-            places = np.empty(len(found.lines), _PLACE)
-            places["file"], places["line"] = mark.file, found.lines
-            self._places.add(places)
+
+        def show(done: int, total: int, count: int) -> None:
             if on_progress is not None:
-                on_progress(source.bytes_at(mark), 2 * source.bytes_total, self._rows.count)
-        report.inputs = tuple(source.done)
+                on_progress(done, 2 * total, count)
+
+        for file, found in sign_batches(
+            config, settings, engine=engine, report=report, on_progress=show
+        ):
+            self._add(found.rows, places_of(file, found.lines), found.keys)
+        self._finish(report.inputs)
+
+    def take(self, parts: Sequence[SignedPart], *, report: CurationReport) -> None:
+        """First pass, done by the tasks of a job array."""
+        inputs: list[InputRecord] = []
+        for part in parts:
+            for rows, places, keys in part.blocks():
+                moved = places.copy()
+                moved["file"] += len(inputs)
+                self._add(rows, moved, keys)
+            inputs += part.inputs
+            report.take_removed(part.description["removed"])
+        report.inputs = tuple(inputs)
+        self._finish(inputs)
+
+    def _add(
+        self, rows: NDArray[np.uint32], places: NDArray[Any], keys: NDArray[np.uint64]
+    ) -> None:
+        numbers = self._rows.count + np.arange(len(rows), dtype=np.uint64)
+        self._spill.add(keys.ravel(), np.repeat(numbers, keys.shape[1]))
+        self._rows.add(rows)
+        self._places.add(places)
+
+    def _finish(self, inputs: Sequence[InputRecord]) -> None:
+        self._inputs = inputs
         self._rows.finish()
         self._places.finish()
 
@@ -262,6 +207,8 @@ class _Index:
         source = curated_source(config)
         number = 0
         for mark, records in engine.run(source, make=partial(_Passer, config.keys)):
+            if number + len(records) > self._rows.count:
+                raise _changed(self._files[mark.file])
             batch = CuratedBatch(records=len(records))
             for data, characters in records:
                 root = self._sets.root(number)
@@ -276,6 +223,9 @@ class _Index:
             if on_progress is not None:
                 done = source.bytes_total + source.bytes_at(mark)
                 on_progress(done, 2 * source.bytes_total, number)
+        for signed, read in zip(self._inputs, source.done, strict=True):
+            if signed != read:
+                raise _changed(read.path)
 
     def _removal(self, number: int, root: int, data: bytes) -> Removal:
         places = self._places.rows(np.array([number, root], np.uint64))
@@ -286,3 +236,7 @@ class _Index:
         share = float((same == other).mean())
         reason = "copy" if share == 1 else "near copy"
         return Removal(file, line, reason, f"{share:.0%} like {first_file} line {first_line}", data)
+
+
+def _changed(path: str) -> DataError:
+    return DataError(f"{path}: was changed since its texts were compared; begin anew.")

@@ -78,9 +78,13 @@ def plan_bands(count: int, *, threshold: float) -> BandPlan:
 
 
 def band_keys(signature: NDArray[np.uint32], plan: BandPlan) -> NDArray[np.uint64]:
-    """Return one key a band, [bands]; equal keys mean equal bands."""
-    rows = signature[: plan.bands * plan.rows].reshape(plan.bands, plan.rows).astype(np.uint64)
-    keys = np.arange(plan.bands, dtype=np.uint64)
-    for column in rows.T:
-        keys = mix(keys ^ column)
+    """Return one key a band, [..., bands], of signatures [..., places].
+
+    Equal keys mean equal bands.
+    """
+    cut = signature[..., : plan.bands * plan.rows].astype(np.uint64)
+    rows = cut.reshape(*signature.shape[:-1], plan.bands, plan.rows)
+    keys = np.broadcast_to(np.arange(plan.bands, dtype=np.uint64), rows.shape[:-1])
+    for place in range(plan.rows):
+        keys = mix(keys ^ rows[..., place])
     return keys

@@ -53,6 +53,14 @@ class CurationReport:
             if len(examples) < _EXAMPLES:
                 examples.append(removal)
 
+    def take_removed(self, members: Mapping[str, Any]) -> None:
+        """Count the removals of another part of the input, as `as_json` tells them."""
+        for reason, found in members.items():
+            examples = self.examples.setdefault(reason, [])
+            for each in found["first"][: _EXAMPLES - len(examples)]:
+                examples.append(Removal(each["file"], each["line"], reason, each["detail"]))
+            self.removed[reason] += found["count"]
+
     def as_json(self) -> dict[str, Any]:
         """Everything, for a file."""
         return {

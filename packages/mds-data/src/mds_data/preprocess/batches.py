@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from mds_data.preprocess.inputs import InputFormat, Record
 from mds_data.preprocess.long_record import LONG_RECORD
 from mds_data.preprocess.records import Problem
+from mds_data.privacy.documents import RedactionTally
 
 __all__ = ["Batch", "EncodedBatch", "EncodedDocuments"]
 
@@ -54,3 +55,5 @@ class EncodedBatch:
 
     documents: dict[str, EncodedDocuments]
     problems: Sequence[Problem]
+    redacted: RedactionTally = field(default_factory=RedactionTally)
+    """What was replaced in the texts, if it was asked for."""

@@ -11,9 +11,10 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from mds_data.preprocess.records import RecordError
+from mds_data.privacy.documents import DocumentRedactor
 from mds_data.store.columns import text_code
 
-__all__ = ["ColumnKind", "ColumnSpec", "column_value", "parse_column"]
+__all__ = ["ColumnKind", "ColumnSpec", "column_values", "parse_column"]
 
 ColumnKind = Literal["category", "hash", "int", "float"]
 
@@ -64,15 +65,36 @@ def parse_column(text: str) -> ColumnSpec:
     )
 
 
-def column_value(
-    spec: ColumnSpec, members: Mapping[str, object] | None, *, file: str
-) -> str | int | float | None:
-    """Return what a record has for a column: the text of a category, else the value stored.
+def column_values(
+    specs: Sequence[ColumnSpec],
+    members: Mapping[str, object] | None,
+    *,
+    file: str,
+    redactor: DocumentRedactor | None = None,
+) -> list[str | int | float | None]:
+    """Return what a record has for each column: the text of a category, else the value stored.
+
+    Texts are redacted if there is a redactor, also where only their hash is kept: the hash of a
+    telephone number is found by trying all of them.
 
     Raises:
         RecordError: It has none where there must be one, or one of another type.
     """
-    value = file if spec.member == "@file" else (members or {}).get(spec.member)
+    known = members or {}
+    if redactor is not None:
+        known = {
+            each.member: redactor.unseen(value)
+            if isinstance(value := known.get(each.member), str)
+            else value
+            for each in specs
+        }
+    return [_column_value(each, known, file=file) for each in specs]
+
+
+def _column_value(
+    spec: ColumnSpec, members: Mapping[str, object], *, file: str
+) -> str | int | float | None:
+    value = file if spec.member == "@file" else members.get(spec.member)
     if spec.kind in {"category", "hash"}:
         return _text(spec, value)
     if spec.kind == "float" and value is None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mds_data.preprocess.batches import Batch, EncodedBatch, EncodedDocuments
-from mds_data.preprocess.columns import ColumnSpec, column_value
+from mds_data.preprocess.columns import ColumnSpec, column_values
 from mds_data.preprocess.inputs import Record
 from mds_data.preprocess.long_encode import encode_long_record
 from mds_data.preprocess.long_text import LONG, encode_long
@@ -24,6 +24,7 @@ from mds_data.preprocess.records import (
     notes,
     plain_text,
 )
+from mds_data.privacy.documents import DocumentRedactor
 from mds_data.store.columns import text_code
 from mds_data.tokenizers.protocol import Tokenizer
 
@@ -42,9 +43,11 @@ class Encoder:
         dtype: np.dtype[Any],
         cut: Callable[[str], list[str]] | None = None,
         columns: Sequence[ColumnSpec] = (),
+        redactor: DocumentRedactor | None = None,
     ) -> None:
         """Encode with ``cut`` making sentences of a text, or documents as they are without it."""
         self._tokenizer = tokenizer
+        self._redactor = redactor
         self._columns = tuple(columns)
         self._cut = cut
         self._keys = tuple(keys)
@@ -53,16 +56,22 @@ class Encoder:
 
     def __call__(self, batch: Batch) -> EncodedBatch:
         """Encode one batch."""
-        if batch.is_long and self._cut is None:
-            return encode_long_record(
-                batch,
-                keys=self._keys,
-                tokenizer=self._tokenizer,
-                end=self._end,
-                dtype=self._dtype,
-                coded=self._coded,
-                columns=self._columns,
-            )
+        encoded = self._long(batch) if batch.is_long and self._cut is None else self._short(batch)
+        return encoded if self._redactor is None else without_values(encoded, self._redactor)
+
+    def _long(self, batch: Batch) -> EncodedBatch:
+        return encode_long_record(
+            batch,
+            keys=self._keys,
+            tokenizer=self._tokenizer,
+            end=self._end,
+            dtype=self._dtype,
+            coded=self._coded,
+            columns=self._columns,
+            redactor=self._redactor,
+        )
+
+    def _short(self, batch: Batch) -> EncodedBatch:
         problems: list[Problem] = []
         texts: dict[str, list[_Text]] = {key: [] for key in self._keys}
         for record in batch.records:
@@ -86,7 +95,7 @@ class Encoder:
             return
         try:
             members = None if batch.format == "text" else json_object(record.data)
-            values = [column_value(each, members, file=batch.file) for each in self._columns]
+            values = column_values(self._columns, members, file=batch.file, redactor=self._redactor)
         except RecordError as error:
             report(error.kind, str(error))
             return
@@ -108,12 +117,16 @@ class Encoder:
         self, record: Record, members: dict[str, object] | None, *, key: str, escaped: bool
     ) -> list[str]:
         if members is None:
-            text = plain_text(record.data)
+            texts = [plain_text(record.data)]
         elif self._cut is not None and isinstance(members.get(key), list):
-            return member_sentences(members, key=key, escaped=escaped)
+            return self._redacted(member_sentences(members, key=key, escaped=escaped))
         else:
-            text = member_text(members, key=key, escaped=escaped)
-        return [text] if self._cut is None else self._cut(text)
+            texts = [member_text(members, key=key, escaped=escaped)]
+        texts = self._redacted(texts)  # before it is cut: a value may stand across sentences
+        return texts if self._cut is None else self._cut(texts[0])
+
+    def _redacted(self, texts: list[str]) -> list[str]:
+        return texts if self._redactor is None else self._redactor.texts(texts)
 
     def _encode(
         self, texts: Sequence[_Text], *, file: str, problems: list[Problem]
@@ -171,6 +184,12 @@ class Encoder:
             return encode_long(text, tokenizer=self._tokenizer, dtype=self._dtype)
         except ValueError as error:
             return str(error)
+
+
+def without_values(batch: EncodedBatch, redactor: DocumentRedactor) -> EncodedBatch:
+    """Return a batch with its tally, and problems that show nothing of what was replaced."""
+    problems = [replace(each, detail=redactor.unseen(each.detail)) for each in batch.problems]
+    return EncodedBatch(batch.documents, problems, redactor.take_tally())
 
 
 @dataclass(frozen=True, slots=True)

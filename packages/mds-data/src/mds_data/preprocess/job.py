@@ -11,6 +11,7 @@ from mds_data.preprocess.inputs import InputFile
 from mds_data.preprocess.report import InputRecord, PreprocessReport, ProblemLog
 from mds_data.preprocess.source import Mark, check_unchanged
 from mds_data.preprocess.task import Task
+from mds_data.privacy.documents import RedactionTally
 from mds_data.store.folder import is_store, read_manifest
 from mds_data.store.lock import StoreLock
 from mds_data.store.resume import finished_folder, give_finished_name
@@ -47,7 +48,9 @@ class Job:
             "version": package_version(),
         }
 
-    def provenance(self, done: Sequence[InputRecord], *, log: ProblemLog) -> dict[str, Any]:
+    def provenance(
+        self, done: Sequence[InputRecord], *, log: ProblemLog, redacted: RedactionTally
+    ) -> dict[str, Any]:
         """What the manifest keeps of it."""
         transform = {
             "name": "preprocess",
@@ -55,6 +58,8 @@ class Job:
             "arguments": dict(self.arguments),
             "report": log.as_json(),
         }
+        if self.arguments.get("redact"):
+            transform["redaction"] = redacted.as_json()
         if self.task is not None:
             transform["task"] = str(self.task)
         return {"inputs": [asdict(record) for record in done], "transforms": [transform]}
@@ -94,17 +99,24 @@ class RestartPoint:
     mark: Mark | None
     done: Sequence[Mapping[str, Any]]
     log: ProblemLog
+    redacted: RedactionTally
     problem_bytes: int
 
 
 def kept_state(
-    mark: Mark, done: Sequence[Mapping[str, Any]], *, log: ProblemLog, problem_bytes: int
+    mark: Mark,
+    done: Sequence[Mapping[str, Any]],
+    *,
+    log: ProblemLog,
+    redacted: RedactionTally,
+    problem_bytes: int,
 ) -> dict[str, Any]:
     """What a checkpoint keeps of how far a run is."""
     return {
         "mark": asdict(mark),
         "done": list(done),
         "problems": log.as_json(),
+        "redacted": redacted.as_json(),
         "problem_bytes": problem_bytes,
     }
 
@@ -113,12 +125,15 @@ def restart_point(states: Sequence[Mapping[str, Any] | None]) -> RestartPoint:
     """Return where the least advanced of several writers was; the beginning if one has no state."""
     known = [state for state in states if state is not None]
     if len(known) < len(states) or not known:
-        return RestartPoint(mark=None, done=(), log=ProblemLog(), problem_bytes=0)
+        return RestartPoint(
+            mark=None, done=(), log=ProblemLog(), redacted=RedactionTally(), problem_bytes=0
+        )
     state = min(known, key=lambda each: Mark(**each["mark"]))
     return RestartPoint(
         mark=Mark(**state["mark"]),
         done=state["done"],
         log=ProblemLog.from_json(state["problems"]),
+        redacted=RedactionTally.from_json(state["redacted"]),
         problem_bytes=state["problem_bytes"],
     )
 
@@ -143,10 +158,13 @@ def finished_report(outputs: Mapping[str, Path]) -> PreprocessReport:
     """Return the report of finished stores, as their manifests tell it."""
     manifests = {key: read_manifest(path)[0] for key, path in outputs.items()}
     provenance = next(iter(manifests.values())).provenance
+    transform = provenance["transforms"][0]
+    redaction = transform.get("redaction")
     return PreprocessReport(
         outputs=dict(outputs),
         documents={key: manifest.counts.documents for key, manifest in manifests.items()},
         tokens={key: manifest.counts.tokens for key, manifest in manifests.items()},
         inputs=tuple(InputRecord(**record) for record in provenance["inputs"]),
-        problems=ProblemLog.from_json(provenance["transforms"][0]["report"]),
+        problems=ProblemLog.from_json(transform["report"]),
+        redacted=None if redaction is None else RedactionTally.from_json(redaction),
     )

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mds_data.preprocess.batches import Batch, EncodedBatch, EncodedDocuments
-from mds_data.preprocess.columns import ColumnSpec, column_value
+from mds_data.preprocess.columns import ColumnSpec, column_values
 from mds_data.preprocess.long_record import LongText, long_members
 from mds_data.preprocess.long_text import encoded_pieces
 from mds_data.preprocess.records import HUGE, Problem, RecordError, member_text
+from mds_data.privacy.documents import DocumentRedactor
 from mds_data.tokenizers.protocol import Tokenizer
 
 __all__ = ["encode_long_record"]
@@ -30,6 +31,7 @@ def encode_long_record(
     dtype: np.dtype[Any],
     columns: Sequence[ColumnSpec],
     coded: Callable[[Sequence[Values]], Coded],
+    redactor: DocumentRedactor | None = None,
 ) -> EncodedBatch:
     """Encode a batch that is one huge record; the record is let go.
 
@@ -41,6 +43,7 @@ def encode_long_record(
         dtype: Of the ids.
         columns: What else of the record is kept.
         coded: Makes columns of the values of documents.
+        redactor: Takes private data out of texts and columns.
     """
     (record,) = batch.records
     problems: list[Problem] = []
@@ -50,10 +53,11 @@ def encode_long_record(
 
     documents = {key: _documents(b"", dtype, coded([])) for key in keys}
     try:
-        members, values = _opened(batch, columns=columns)
+        members, values = _opened(batch, columns=columns, redactor=redactor)
         for key in keys:
             try:
                 text = _text(members, batch, key=key)
+                text = text if redactor is None else redactor.pieces(text)
                 ids, notes = _encoded(text, tokenizer=tokenizer, end=end, dtype=dtype)
             except RecordError as error:
                 report(error)
@@ -66,7 +70,9 @@ def encode_long_record(
     return EncodedBatch(documents, problems)
 
 
-def _opened(batch: Batch, *, columns: Sequence[ColumnSpec]) -> tuple[dict[str, Any] | None, Values]:
+def _opened(
+    batch: Batch, *, columns: Sequence[ColumnSpec], redactor: DocumentRedactor | None
+) -> tuple[dict[str, Any] | None, Values]:
     """Return the members of the record (None for plain text), and its values for columns."""
     members = None if batch.format == "text" else long_members(batch.records[0].data)
     short = {} if members is None else dict(members)
@@ -74,7 +80,7 @@ def _opened(batch: Batch, *, columns: Sequence[ColumnSpec]) -> tuple[dict[str, A
         value = short.get(spec.member)
         if isinstance(value, LongText):
             short[spec.member] = value.text()
-    return members, [column_value(spec, short, file=batch.file) for spec in columns]
+    return members, column_values(columns, short, file=batch.file, redactor=redactor)
 
 
 def _text(members: dict[str, Any] | None, batch: Batch, *, key: str) -> Iterator[str]:

@@ -33,6 +33,8 @@ from mds_data.preprocess.report import PreprocessReport, ProblemLog
 from mds_data.preprocess.sentences import split_sentences
 from mds_data.preprocess.source import Mark, Source
 from mds_data.preprocess.task import Task, task_files
+from mds_data.privacy.documents import DocumentRedactor, RedactionTally
+from mds_data.privacy.rules import RedactionRules
 from mds_data.store.folder import is_store
 from mds_data.store.resume import find_checkpoint
 from mds_data.store.schema import Layout, token_dtype
@@ -97,6 +99,8 @@ class PreprocessConfig:
     """Work on one part of the files only; the stores of all tasks are merged later."""
     problems: Path | None = None
     """Write every problem as a line of JSON to this file."""
+    redact: RedactionRules | None = None
+    """Replace private data in texts and columns before anything is encoded."""
 
     def __post_init__(self) -> None:
         LocalEngine(workers=self.workers)
@@ -108,6 +112,8 @@ class PreprocessConfig:
         names = [each.name for each in self.columns]
         if len(set(names)) < len(names):
             raise ValueError(f"the columns {', '.join(names)} have one name twice.")
+        if self.redact is not None:
+            self.redact.redactor()  # refuses a weak key before anything is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +199,7 @@ class _Run:
         self._writers: dict[str, StoreWriter] = {}
         self._behind: dict[str, Mark | None] = {}
         self._log = ProblemLog()
+        self._redacted = RedactionTally()
         self._file: ProblemFile | None = None
 
     def run(self, engine: Engine, *, on_progress: Callable[[Progress], None] | None) -> None:
@@ -214,6 +221,7 @@ class _Run:
             key: restart_point([writer.restored]).mark for key, writer in self._writers.items()
         }
         self._log = restart.log
+        self._redacted = restart.redacted
         if self._config.problems is not None:
             self._file = stack.enter_context(
                 ProblemFile(
@@ -254,6 +262,7 @@ class _Run:
             if self._file is not None:
                 self._file.add(batch.problems)
             self._check(batch)
+            self._redacted.add(batch.redacted)
             for key, writer in self._writers.items():
                 behind = self._behind[key]
                 if behind is None or mark > behind:
@@ -276,7 +285,11 @@ class _Run:
     def _checkpoint(self, source: Source, mark: Mark) -> None:
         written = 0 if self._file is None else self._file.sync()
         state = kept_state(
-            mark, self._job.kept(source.done[: mark.file]), log=self._log, problem_bytes=written
+            mark,
+            self._job.kept(source.done[: mark.file]),
+            log=self._log,
+            redacted=self._redacted,
+            problem_bytes=written,
         )
         for key, writer in self._writers.items():
             behind = self._behind[key]
@@ -294,7 +307,9 @@ class _Run:
         if self._file is not None:
             self._file.publish()
         for writer in self._writers.values():
-            writer.commit(provenance=self._job.provenance(source.done, log=self._log))
+            writer.commit(
+                provenance=self._job.provenance(source.done, log=self._log, redacted=self._redacted)
+            )
 
     def _leave(self, error: BaseException) -> None:
         """Say what is kept, or remove what can't be of use."""
@@ -313,6 +328,7 @@ def _make_encoder(config: PreprocessConfig) -> Encoder:
         dtype=token_dtype(tokenizer.vocab_size),
         columns=config.columns,
         cut=partial(split_sentences, **asdict(config.sentences)) if config.sentences else None,
+        redactor=None if config.redact is None else DocumentRedactor(config.redact),
     )
 
 
@@ -366,6 +382,7 @@ def _arguments(config: PreprocessConfig) -> dict[str, Any]:
         "text_unit": config.text_unit,
         "sentences": asdict(config.sentences) if config.sentences else None,
         "columns": [asdict(each) for each in config.columns],
+        "redact": None if config.redact is None else dict(config.redact.described()),
         "tokenizer": config.tokenizer.kind,
         "allow_special_tokens": config.tokenizer.allow_special,
     }

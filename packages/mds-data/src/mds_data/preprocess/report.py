@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from mds_data.preprocess.records import ERROR_KINDS, Problem, ProblemKind
+from mds_data.privacy.documents import RedactionTally
 
 __all__ = ["InputRecord", "PreprocessReport", "ProblemLog"]
 
@@ -112,3 +113,5 @@ class PreprocessReport:
     """Tokens written, by key."""
     inputs: tuple[InputRecord, ...]
     problems: ProblemLog = field(default_factory=ProblemLog)
+    redacted: RedactionTally | None = None
+    """What was replaced in the texts; None if nothing was looked for."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from mds_data.preprocess.inputs import InputError, InputFile
 
-__all__ = ["Task", "parse_task", "task_files"]
+__all__ = ["Task", "parse_task", "task_files", "task_path", "task_stretch"]
 
+_PACKED = {".gz", ".bz2", ".xz"}
 _SPELLING = re.compile(r"([0-9]{1,6})/([0-9]{1,6})")
 
 
@@ -43,6 +45,21 @@ def parse_task(text: str) -> Task:
     if match is None:
         raise ValueError(f"a task is spelled I/N, such as 3/8, not {text!r}.")
     return Task(int(match[1]), int(match[2]))
+
+
+def task_path(path: Path, task: Task | None) -> Path:
+    """Return the name of a task's own part of a file: ``clean.task-2-of-8.jsonl.gz``."""
+    if task is None:
+        return path
+    stem, *endings = path.name.rsplit(".", 2 if path.suffix in _PACKED else 1)
+    return path.with_name(".".join([f"{stem}{task.suffix()}", *endings]))
+
+
+def task_stretch(count: int, task: Task | None) -> range:
+    """Return the numbers, of 0 to ``count`` - 1, that belong to a task."""
+    if task is None:
+        return range(count)
+    return range((task.number - 1) * count // task.count, task.number * count // task.count)
 
 
 def task_files(files: Sequence[InputFile], task: Task | None) -> list[InputFile]:

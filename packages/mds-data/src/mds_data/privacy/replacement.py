@@ -12,11 +12,12 @@ from mds_data.errors import DataError
 from mds_data.privacy.detection import AllowList, find
 from mds_data.privacy.findings import KINDS, Finding, Kind
 
-__all__ = ["MODES", "Mode", "Redactor", "redact"]
+__all__ = ["MODES", "ROUNDS", "Mode", "Redactor", "redact"]
 
 Mode: TypeAlias = Literal["placeholder", "mask", "pseudonym", "drop"]
 MODES: tuple[Mode, ...] = get_args(Mode)
-_ROUNDS = 4
+ROUNDS = 4
+"""Passes over one text, at most."""
 _SHORTEST_KEY = 16
 
 
@@ -56,7 +57,7 @@ class Redactor:
 
     def __call__(self, text: str) -> str:
         """``text`` with everything replaced. What comes out holds nothing more to replace."""
-        for _ in range(_ROUNDS):  # what closes around a replaced value may be a finding in turn
+        for _ in range(ROUNDS):  # what closes around a replaced value may be a finding in turn
             found = self.find(text)
             if not found:
                 break

@@ -24,6 +24,8 @@ __all__ = ["join_stores", "task_order"]
 
 _TASK = re.compile(r"([0-9]{1,6})/([0-9]{1,6})")
 _EXAMPLES = 20
+_COUNTED = {"report", "redaction", "task"}
+"""What tasks of one job array have each for itself."""
 
 
 def task_order(sources: Sequence[str | os.PathLike[str]]) -> list[Path]:
@@ -120,15 +122,31 @@ def _provenance(parts: Sequence[Manifest]) -> dict[str, Any]:
     inputs = [each for part in parts for each in part.provenance.get("inputs", ())]
     transforms = [part.provenance.get("transforms", []) for part in parts]
     asked = [
-        {key: value for key, value in each[0].items() if key not in {"report", "task"}}
+        {key: value for key, value in each[0].items() if key not in _COUNTED}
         for each in transforms
         if len(each) == 1 and "task" in each[0]
     ]
     if len(asked) == len(parts) and all(each == asked[0] for each in asked):
         reports = [each[0].get("report", {}) for each in transforms]
-        return {"inputs": inputs, "transforms": [{**asked[0], "report": _joined(reports)}]}
+        run = {**asked[0], "report": _joined(reports)}
+        if all("redaction" in each[0] for each in transforms):
+            run["redaction"] = _summed([each[0]["redaction"] for each in transforms])
+        return {"inputs": inputs, "transforms": [run]}
     join = {"name": "join", "arguments": {"sources": len(parts)}}
     return {"inputs": inputs, "transforms": [*transforms[0], join]}
+
+
+def _summed(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Counts, and groups of counts, added up by name."""
+    result: dict[str, Any] = {}
+    for part in parts:
+        for name, found in part.items():
+            known = result.get(name)
+            if isinstance(found, Mapping):
+                result[name] = _summed([known or {}, found])
+            else:
+                result[name] = (known or 0) + found
+    return result
 
 
 def _joined(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -6,12 +6,12 @@ import html
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mds_data.preprocess.report import ProblemLog
+from mds_data.curation.redact import Redacted, RedactionSettings
+from mds_data.preprocess.report import InputRecord, ProblemLog
 from mds_data.privacy.findings import KINDS, Kind
-from mds_data.privacy.records import Redacted, RedactionSettings
 
 __all__ = ["RedactionReport", "samples_page"]
 
@@ -24,8 +24,7 @@ class RedactionReport:
     """Counts over all records."""
 
     settings: RedactionSettings
-    inputs: list[dict[str, Any]] = field(default_factory=list)
-    """Path, bytes and sha256 of each input."""
+    inputs: Sequence[InputRecord] = ()
     documents: int = 0
     touched: int = 0
     counts: Counter[Kind] = field(default_factory=Counter)
@@ -51,14 +50,13 @@ class RedactionReport:
         return {
             "format": "mds-redaction-report",
             "version": 1,
-            "mode": self.settings.mode,
-            "kinds": list(self.settings.kinds),
+            "rules": dict(self.settings.described()),
             "members": "all" if self.settings.all_fields else list(self.settings.json_keys),
-            "inputs": self.inputs,
+            "inputs": [asdict(each) for each in self.inputs],
             "documents": self.documents,
             "documents_changed": self.touched,
             "replaced": {kind: self.counts[kind] for kind in KINDS if self.counts[kind]},
-            "left_out": self.problems.sentences(),
+            "left_out": self.problems.as_json(),
         }
 
 

@@ -4,47 +4,29 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
+from mds_data.preprocess.batches import Batch
 from mds_data.preprocess.records import Problem, RecordError, json_object, plain_text
-from mds_data.privacy.detection import AllowList
-from mds_data.privacy.findings import KINDS, Kind
-from mds_data.privacy.replacement import Mode, Redactor
+from mds_data.privacy.findings import Kind
+from mds_data.privacy.rules import RedactionRules
 
-__all__ = ["Batch", "RecordRedactor", "Redacted", "RedactionSettings"]
+__all__ = ["RecordRedactor", "Redacted", "RedactionSettings"]
 
 _AROUND = 48
 _MOST_SAMPLES = 40
 
 
 @dataclass(frozen=True, kw_only=True)
-class RedactionSettings:
+class RedactionSettings(RedactionRules):
     """What to replace, how, and in which members. Can be sent to worker processes."""
 
-    mode: Mode = "placeholder"
-    kinds: tuple[Kind, ...] = KINDS
-    key: bytes | None = field(default=None, repr=False)
-    allow: tuple[str, ...] = ()
     json_keys: tuple[str, ...] = ("text",)
     all_fields: bool = False
     drop_keys: tuple[str, ...] = ()
-    is_text: bool = False
-    """Records are plain text, not JSON."""
     samples: bool = False
-
-    def redactor(self) -> Redactor:
-        """A redactor with these settings; DataError if they make no sense."""
-        return Redactor(self.mode, kinds=self.kinds, key=self.key, allow=AllowList(self.allow))
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Records of one file, each with its line."""
-
-    file: str
-    records: Sequence[tuple[int, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +52,7 @@ class RecordRedactor:
     def __init__(self, settings: RedactionSettings) -> None:
         self._settings = settings
         self._redactor = settings.redactor()
+        self._messages = settings.redactor()
         self._samples: list[tuple[Kind, str, str]] = []
 
     def __call__(self, batch: Batch) -> Redacted:
@@ -79,17 +62,18 @@ class RecordRedactor:
         lines: list[bytes] = []
         problems: list[Problem] = []
         touched = 0
-        for number, data in batch.records:
+        for number, data in _filled(batch):
             before = self._redactor.counts.total()
             try:
-                lines.append(self._line(data))
+                lines.append(self._line(data, is_text=batch.format == "text"))
             except RecordError as error:
-                problems.append(Problem(batch.file, number, error.kind, str(error)))
+                detail = self._messages(str(error))
+                problems.append(Problem(batch.file, number, error.kind, detail))
             touched += self._redactor.counts.total() > before
         return Redacted(lines, problems, self._redactor.counts, touched, self._samples)
 
-    def _line(self, data: bytes) -> bytes:
-        if self._settings.is_text:
+    def _line(self, data: bytes, *, is_text: bool) -> bytes:
+        if is_text:
             record: dict[str, Any] = {"text": self._text(plain_text(data))}
         else:
             record = dict(json_object(data))
@@ -127,3 +111,10 @@ class RecordRedactor:
         for finding in shown.find(text):
             before = shown(text[: finding.start])[-_AROUND:]
             self._samples.append((finding.kind, before, shown(text[finding.end :])[:_AROUND]))
+
+
+def _filled(batch: Batch) -> Iterator[tuple[int, bytes]]:
+    """Line and content of the records that are not blank."""
+    for record in batch.records:
+        if record.data.strip():
+            yield record.line, record.data
