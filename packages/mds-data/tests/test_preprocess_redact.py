@@ -184,3 +184,36 @@ def test_pieces_are_redacted_and_counted_as_the_whole(
 
     assert "".join(other.pieces(parts)) == one.texts([whole])[0]
     assert other.take_tally() == one.take_tally()
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_pairs_and_conversations_are_redacted_too(
+    workers: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = [{"source": f"to {value}", "target": f"an {value}"} for value in VALUES]
+    chats = [
+        {"messages": [{"role": r, "content": f"{r} {value}"} for r in ("user", "assistant")]}
+        for value in VALUES
+    ]
+    for name, records in (("pairs", pairs), ("chats", chats)):
+        lines = [json.dumps(record) + "\n" for record in [*records, {VALUES[0]: 1}]]
+        Path(f"raw/{name}.jsonl").write_text("".join(lines))
+    shared = ["--tokenizer", "raw/tokenizer.json", "--workers", workers, "--on-error", "skip"]
+    shared += ["--redact", "--report"]
+    nmt = ["preprocess-nmt", "--input", "raw/pairs.jsonl", *shared, "out/1", "--output", "out/nmt"]
+    sft = ["preprocess-sft", "--input", "raw/chats.jsonl", *shared, "out/2", "--output", "out/sft"]
+
+    assert main(nmt) == main([*sft, "--chat-template", "plain"]) == 0
+
+    assert capsys.readouterr().err.count("redacted 4 documents") == 2
+    written = [path.read_bytes() for path in Path("out").rglob("*") if path.is_file()]
+    stored = [ids for name in ("nmt", "sft") for ids in documents(f"out/{name}")]
+    texts = [bytes(token for token in ids if token < 256) for ids in stored]
+    assert len(texts) == 8
+    assert sum(each.count(b"<IBAN>") for each in texts) == 4
+    for value in VALUES:
+        assert not any(value.encode() in each for each in [*written, *texts]), value
+    transform = json.loads(Path("out/sft/manifest.json").read_bytes())["provenance"]["transforms"][
+        0
+    ]
+    assert transform["redaction"]["documents_changed"] == 4

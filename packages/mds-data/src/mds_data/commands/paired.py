@@ -15,7 +15,9 @@ from mds_data.commands.engines import default_workers
 from mds_data.commands.errors import UsageError
 from mds_data.commands.preprocess import tokenizer_spec
 from mds_data.commands.progress import ProgressLine
+from mds_data.commands.redaction_rules import optional_rules
 from mds_data.commands.text import new_file
+from mds_data.errors import DataError
 from mds_data.paired.conversations import SFTConfig
 from mds_data.paired.conversations import preprocess_sft as run_preprocess_sft
 from mds_data.paired.drops import Drop
@@ -24,7 +26,6 @@ from mds_data.paired.nmt import NMTConfig
 from mds_data.paired.nmt import preprocess_nmt as run_preprocess_nmt
 from mds_data.paired.pipeline import PartsConfig, PartsProgress, PartsReport
 from mds_data.preprocess.workers import keep_to_one_thread
-from mds_data.tokenizers import TokenizerError
 
 __all__ = ["preprocess_nmt", "preprocess_sft"]
 
@@ -96,13 +97,14 @@ def writing_config(arguments: argparse.Namespace) -> PartsConfig:
         workers=default_workers() if arguments.workers is None else arguments.workers,
         on_error=arguments.on_error,
         overwrite=arguments.overwrite,
+        redact=optional_rules(arguments),
     )
 
 
 def _checked(make: Callable[[argparse.Namespace], Config], arguments: argparse.Namespace) -> Config:
     try:
         return make(arguments)
-    except TokenizerError:
+    except DataError:
         raise
     except ValueError as error:
         raise UsageError(str(error)) from error
@@ -140,6 +142,8 @@ class _Progress:
     def finish(self, report: PartsReport) -> None:
         for line in report.drops.sentences():
             self._line.finish(line)
+        if report.redacted is not None:
+            self._line.finish(report.redacted.sentence())
         self._line.finish(
             f"{report.documents:,} {self._unit}, {report.tokens:,} tokens in {report.output}; "
             f"look at them by: mds-data inspect {report.output}"

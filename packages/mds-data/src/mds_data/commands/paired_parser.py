@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mds_data.commands.parser import add_tokenizer_options, command
+from mds_data.commands.redaction_options import add_redaction_options
 
 if TYPE_CHECKING:
     from mds_data.commands.parser import Commands
@@ -75,6 +76,7 @@ def _add_preprocess_nmt(commands: Commands) -> None:
     )
     _add_writing(parser, what="pairs")
     add_tokenizer_options(parser)
+    add_redaction_options(parser)
     old = parser.add_argument_group("accepted for old scripts", "It changes nothing here.")
     old.add_argument("--dataset-impl", choices=["lazy", "cached", "mmap"])
 
@@ -115,6 +117,7 @@ def _add_preprocess_sft(commands: Commands) -> None:
     )
     _add_writing(parser, what="conversations")
     add_tokenizer_options(parser)
+    add_redaction_options(parser)
 
 
 def _add_writing(parser: argparse.ArgumentParser, *, what: str) -> None:

@@ -15,11 +15,12 @@ from mds_data.chat.formats import chat_template
 from mds_data.chat.template import ChatTemplate, Message
 from mds_data.chat.values import TemplateError
 from mds_data.paired.drops import Drop
-from mds_data.paired.encode import EncodedParts, pack_parts
+from mds_data.paired.encode import EncodedParts, pack_parts, without_values
 from mds_data.paired.pipeline import PartsConfig, PartsProgress, PartsReport, write_parts
 from mds_data.preprocess.inputs import InputFile, InputReader, find_inputs
 from mds_data.preprocess.records import RecordError, json_object
 from mds_data.preprocess.report import InputRecord
+from mds_data.privacy.documents import DocumentRedactor
 from mds_data.store.schema import token_dtype
 from mds_data.tokenizers.protocol import Tokenizer
 
@@ -74,10 +75,14 @@ class _Make:
     template: str
     max_length: int | None
 
-    def __call__(self, tokenizer: Tokenizer) -> ConversationEncoder:
+    def __call__(
+        self, tokenizer: Tokenizer, redactor: DocumentRedactor | None = None
+    ) -> ConversationEncoder:
         eos = "" if tokenizer.eod_id is None else tokenizer.pieces()[tokenizer.eod_id]
         template = chat_template(self.template, eos_token=eos)
-        return ConversationEncoder(tokenizer, template=template, max_length=self.max_length)
+        return ConversationEncoder(
+            tokenizer, template=template, max_length=self.max_length, redactor=redactor
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +193,14 @@ class ConversationEncoder:
     """Encodes batches of JSON lines that hold conversations."""
 
     def __init__(
-        self, tokenizer: Tokenizer, *, template: ChatTemplate, max_length: int | None = None
+        self,
+        tokenizer: Tokenizer,
+        *,
+        template: ChatTemplate,
+        max_length: int | None = None,
+        redactor: DocumentRedactor | None = None,
     ) -> None:
+        self._redactor = redactor
         self._tokenizer = tokenizer
         self._template = template
         self._max_length = max_length
@@ -210,7 +221,8 @@ class ConversationEncoder:
                 continue
             if parts:
                 documents.append(parts)
-        return pack_parts(documents, dtype=self._dtype, drops=drops)
+        packed = pack_parts(documents, dtype=self._dtype, drops=drops)
+        return packed if self._redactor is None else without_values(packed, self._redactor)
 
     def _parts(self, line: _Line, drops: list[Drop]) -> list[list[int]]:
         def drop(kind: Any, detail: str) -> list[list[int]]:
@@ -219,7 +231,10 @@ class ConversationEncoder:
 
         if not line.data.strip():
             return drop("empty", "an empty line")
-        parts = self.encode(messages_of(json_object(line.data)))
+        messages = messages_of(json_object(line.data))
+        if self._redactor is not None:  # all members: a template may show any of them
+            messages = self._redactor.value(messages)
+        parts = self.encode(messages)
         if not any(parts[1::2]):
             return drop("no-answer", "no answer to learn from")
         length = sum(map(len, parts))

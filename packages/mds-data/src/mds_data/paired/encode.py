@@ -6,7 +6,7 @@ Runs in worker processes; touches no file.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,17 @@ from numpy.typing import NDArray
 from mds_data.paired.drops import Drop, DropKind
 from mds_data.paired.pairs import PairFormat, RawPair, split_line, text_of
 from mds_data.preprocess.records import RecordError
+from mds_data.privacy.documents import DocumentRedactor, RedactionTally
 from mds_data.tokenizers.protocol import Tokenizer
 
-__all__ = ["EncodedParts", "PairEncoder", "PairFilter", "encode_texts", "pack_parts"]
+__all__ = [
+    "EncodedParts",
+    "PairEncoder",
+    "PairFilter",
+    "encode_texts",
+    "pack_parts",
+    "without_values",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +70,8 @@ class EncodedParts:
     doc_parts: NDArray[np.int32]
     """[d] parts of each document."""
     drops: Sequence[Drop] = field(default_factory=tuple)
+    redacted: RedactionTally = field(default_factory=RedactionTally)
+    """What was replaced in the texts, if it was asked for."""
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -96,8 +106,10 @@ class PairEncoder:
         keys: tuple[str, str],
         filter: PairFilter,
         dtype: np.dtype[Any],
+        redactor: DocumentRedactor | None = None,
     ) -> None:
         """Encode; ``format`` is None where the two sides come from two files."""
+        self._redactor = redactor
         self._tokenizer = tokenizer
         self._format = format
         self._keys = keys
@@ -127,9 +139,17 @@ class PairEncoder:
             if document is not None:
                 documents.append(document)
         drops.sort(key=lambda drop: drop.line)
-        return pack_parts(documents, dtype=self._dtype, drops=drops)
+        packed = pack_parts(documents, dtype=self._dtype, drops=drops)
+        return packed if self._redactor is None else without_values(packed, self._redactor)
 
     def _texts(self, raw: RawPair) -> tuple[str, str]:
+        source, target = self._raw_texts(raw)
+        if self._redactor is None:
+            return source, target
+        source, target = self._redactor.texts([source, target])
+        return source, target
+
+    def _raw_texts(self, raw: RawPair) -> tuple[str, str]:
         if raw.target is not None:
             return text_of(raw.source), text_of(raw.target)
         if not raw.source.strip():
@@ -148,6 +168,12 @@ class PairEncoder:
             drops.append(Drop(raw.file, raw.line, *reason))
             return None
         return [source, target]
+
+
+def without_values(parts: EncodedParts, redactor: DocumentRedactor) -> EncodedParts:
+    """Return parts with their tally, and drops that show nothing of what was replaced."""
+    drops = [replace(each, detail=redactor.unseen(each.detail)) for each in parts.drops]
+    return replace(parts, drops=drops, redacted=redactor.take_tally())
 
 
 def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> Sequence[list[int] | str]:

@@ -16,6 +16,7 @@ from mds_data.paired.pairs import (
     source_of_two_files,
 )
 from mds_data.paired.pipeline import PartsConfig, PartsProgress, PartsReport, write_parts
+from mds_data.privacy.documents import DocumentRedactor
 from mds_data.store.schema import token_dtype
 from mds_data.tokenizers import Tokenizer
 
@@ -81,7 +82,11 @@ def _open(config: NMTConfig) -> tuple[PairSource, PairFormat | None]:
 
 
 def _make(
-    format: PairFormat | None, keys: tuple[str, str], filter: PairFilter, tokenizer: Tokenizer
+    format: PairFormat | None,
+    keys: tuple[str, str],
+    filter: PairFilter,
+    tokenizer: Tokenizer,
+    redactor: DocumentRedactor | None,
 ) -> PairEncoder:
     return PairEncoder(
         tokenizer,
@@ -89,4 +94,5 @@ def _make(
         keys=keys,
         filter=filter,
         dtype=token_dtype(tokenizer.vocab_size),
+        redactor=redactor,
     )

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from mds_data.paired.drops import BROKEN, Drop, DropLog
 from mds_data.paired.encode import EncodedParts
@@ -25,6 +25,8 @@ from mds_data.preprocess.pipeline import (
 )
 from mds_data.preprocess.report import InputRecord
 from mds_data.preprocess.workers import map_in_order
+from mds_data.privacy.documents import DocumentRedactor, RedactionTally
+from mds_data.privacy.rules import RedactionRules
 from mds_data.store.folder import is_store
 from mds_data.store.schema import Layout, package_version
 from mds_data.store.split import split_ranges
@@ -37,6 +39,11 @@ _BATCH_RECORDS = 2048
 
 Item = TypeVar("Item")
 Record = TypeVar("Record", covariant=True)
+
+
+Make: TypeAlias = Callable[
+    [Tokenizer, DocumentRedactor | None], Callable[[Sequence[Item]], EncodedParts]
+]
 
 
 class _Source(Protocol[Record]):
@@ -65,6 +72,8 @@ class PartsConfig:
     workers: int = 1
     on_error: Literal["fail", "skip"] = "fail"
     overwrite: bool = False
+    redact: RedactionRules | None = None
+    """Replace private data before anything is encoded."""
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -91,13 +100,15 @@ class PartsReport:
     tokens: int
     drops: DropLog
     inputs: tuple[InputRecord, ...]
+    redacted: RedactionTally | None = None
+    """What was replaced in the texts; None if nothing was looked for."""
 
 
 def write_parts(
     source: _Source[Item],
     *,
     config: PartsConfig,
-    make: Callable[[Tokenizer], Callable[[Sequence[Item]], EncodedParts]],
+    make: Make[Item],
     name: str,
     arguments: Mapping[str, Any],
     on_progress: Callable[[PartsProgress], None] | None = None,
@@ -108,7 +119,8 @@ def write_parts(
     Args:
         source: Gives the records.
         config: Where and how to write.
-        make: Builds the encoder from a tokenizer; called once in each worker, so picklable.
+        make: Builds the encoder from a tokenizer, and a redactor if texts are to be redacted;
+            called once in each worker, so picklable.
         name: Of the transform in the manifest.
         arguments: Of the transform in the manifest.
         on_progress: Called after each batch.
@@ -120,12 +132,13 @@ def write_parts(
     """
     check_free(config.output, overwrite=config.overwrite)
     tokenizer = load_tokenizer(config.tokenizer)
-    log = DropLog()
+    log, redacted = DropLog(), RedactionTally()
     with ExitStack() as stack:
         writer = stack.enter_context(_open_writer(config, tokenizer))
-        encoder = partial(_make_encoder, config.tokenizer, make)
+        encoder = partial(_make_encoder, config, make)
         for batch in map_in_order(_batches(source), make=encoder, workers=config.workers):
             _take(batch, writer=writer, config=config, log=log, on_drops=on_drops)
+            redacted.add(batch.redacted)
             if on_progress is not None:
                 on_progress(
                     PartsProgress(
@@ -145,9 +158,12 @@ def write_parts(
                 "layout": config.layout,
                 "on_error": config.on_error,
                 "tokenizer": config.tokenizer.kind,
+                "redact": None if config.redact is None else dict(config.redact.described()),
             },
             "report": log.as_json(),
         }
+        if config.redact is not None:
+            transform["redaction"] = redacted.as_json()
         inputs = [asdict(record) for record in source.done]
         writer.commit(provenance={"inputs": inputs, "transforms": [transform]})
         report = PartsReport(
@@ -156,15 +172,17 @@ def write_parts(
             tokens=writer.num_tokens,
             drops=log,
             inputs=tuple(source.done),
+            redacted=None if config.redact is None else redacted,
         )
     settle_output(config.output, overwrite=config.overwrite)
     return report
 
 
 def _make_encoder(
-    spec: TokenizerSpec, make: Callable[[Tokenizer], Callable[[Sequence[Item]], EncodedParts]]
+    config: PartsConfig, make: Make[Item]
 ) -> Callable[[Sequence[Item]], EncodedParts]:
-    return make(load_tokenizer(spec))
+    redactor = None if config.redact is None else DocumentRedactor(config.redact)
+    return make(load_tokenizer(config.tokenizer), redactor)
 
 
 def _batches(records: Iterable[Item]) -> Iterator[list[Item]]:

@@ -66,6 +66,22 @@ class DocumentRedactor:
         self._count()
         return redacted
 
+    def value(self, value: Any) -> Any:
+        """One document that is a JSON value, all strings in it redacted."""
+        self._redactor.counts = Counter()
+        redacted = self._within(value)
+        self._count()
+        return redacted
+
+    def _within(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._redactor(value)
+        if isinstance(value, list):
+            return [self._within(each) for each in value]
+        if isinstance(value, dict):
+            return {key: self._within(each) for key, each in value.items()}
+        return value
+
     def pieces(self, pieces: Iterable[str]) -> Iterator[str]:
         """Yield one document that comes in pieces: joined, what `texts` makes of the whole."""
         self._redactor.counts = Counter()
