@@ -48,6 +48,7 @@ def dotted(node: ast.expr) -> str:
 def keyword(call: ast.Call, name: str) -> object:
     """Return the constant passed as ``name=``, or None."""
     values = [item.value for item in call.keywords if item.arg == name]
+    "encryption/keys.py",  # a variable that the user names, for a secret that is no argument
     return values[0].value if values and isinstance(values[0], ast.Constant) else None
 
 
@@ -57,11 +58,13 @@ def fault_of_call(call: ast.Call, path: Path) -> str | None:
         return None
     if name in FORBIDDEN_CALLS:
         return f"{name}() {FORBIDDEN_CALLS[name]}"
-    if name == "torch.load" and keyword(call, "weights_only") is not True:
+    weights_only = keyword(call, "weights_only")
+    if weights_only is False or (name == "torch.load" and weights_only is not True):
         return "torch.load() without weights_only=True runs code from the file"
     if keyword(call, "shell") is True:
         return f"{name}(shell=True) passes text to a shell"
-    if keyword(call, "allow_pickle") is True:
+    positional = name == "numpy.load" and len(call.args) > 2
+    if keyword(call, "allow_pickle") is True or positional:
         return f"{name}(allow_pickle=True) runs code from the file"
     if keyword(call, "trust_remote_code") is True:
         return f"{name}(trust_remote_code=True) runs code from the model folder"
@@ -97,7 +100,7 @@ def faults(path: Path) -> list[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         fault = None
         if isinstance(node, ast.Call):
-            fault = fault_of_call(node, path)
+            fault = fault_of_call(node, path, names)
         elif isinstance(node, ast.Attribute):
             fault = fault_of_attribute(node, path)
         elif isinstance(node, ast.Import | ast.ImportFrom):

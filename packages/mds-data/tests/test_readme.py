@@ -42,7 +42,7 @@ def test_the_examples_run(tmp_path: Path) -> None:
             assert program == "mds-data"
             printed.append(run([sys.executable, "-m", "mds_data", *arguments], folder=tmp_path))
 
-    assert kinds == ["console", "python", "python", "console", "python"]
+    assert kinds == ["console", "python", "python", "console", "python", "console", "python"]
     assert "is sound" in printed[3]
     assert "most frequent tokens" in printed[4]
     assert "documents" in printed[5]

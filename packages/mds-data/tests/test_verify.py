@@ -175,7 +175,7 @@ def test_a_pair_with_the_append_eod_fault_is_found():
 
 def test_a_manifest_that_asks_for_more_is_refused(path):
     value = json.loads((path / "manifest.json").read_text())
-    value["requires"] = ["encryption/1"]
+    value["requires"] = ["holograms/1"]
     (path / "manifest.json").write_text(json.dumps(value))
     (problem,) = verify_store(path).problems
-    assert "requires 'encryption/1'" in problem
+    assert "requires 'holograms/1'" in problem

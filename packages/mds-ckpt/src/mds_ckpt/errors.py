@@ -4,7 +4,8 @@ CheckpointError            (ValueError)
 ├── UsageError             2  the request itself makes no sense
 ├── RejectedError          3  a file was refused: file, tensor, reason, remedy in one sentence
 │   ├── UnknownFormatError 3  nothing here that we can read
-│   └── UnsupportedError   3  understood, but we can't carry it without changing the model
+│   ├── UnsupportedError   3  understood, but we can't carry it without changing the model
+│   └── SealedError        3  an encrypted file or key that does not open
 └── MachineError     4  disk full, no permission, somebody else holds the lock
     └── LockedError        4
 """
@@ -73,6 +74,10 @@ class UnknownFormatError(RejectedError):
 
 class UnsupportedError(RejectedError):
     """The file was understood, but it asks for something that we would have to change or drop."""
+
+
+class SealedError(RejectedError):
+    """Something encrypted does not open: a wrong key, or bytes that were changed."""
 
 
 class MachineError(CheckpointError):

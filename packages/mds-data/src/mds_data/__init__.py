@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from mds_data.datasets.t5 import T5Dataset
     from mds_data.difficulty.analysis import analyze
     from mds_data.difficulty.index import open_index
+    from mds_data.encryption.keys import KeySource
     from mds_data.errors import (
         DamagedError,
         DataError,
         IndexedDatasetError,
         LockedError,
         ManifestError,
+        SealedError,
         StoreError,
     )
     from mds_data.sampling.curriculum import CurriculumOrder, Difficulty
@@ -45,6 +47,7 @@ __all__ = [
     "FillInTheMiddle",
     "GPTDataset",
     "IndexedDatasetError",
+    "KeySource",
     "LengthCurriculum",
     "LockedError",
     "Manifest",
@@ -54,6 +57,7 @@ __all__ = [
     "ResumableSampler",
     "RootPacing",
     "SFTDataset",
+    "SealedError",
     "StoreError",
     "StoreWriter",
     "T5Dataset",
@@ -76,6 +80,7 @@ _HOMES = {
     "DiscretePacing": "sampling.pacing",
     "FillInTheMiddle": "datasets.fim",
     "GPTDataset": "datasets.gpt",
+    "KeySource": "encryption.keys",
     "LengthCurriculum": "datasets.curriculum",
     "Manifest": "store.records",
     "MaskingStyle": "datasets.masking",

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from mds_data.commands.curation_parser import add_curation_commands
 from mds_data.commands.difficulty_parser import add_analyze
+from mds_data.commands.encryption_parser import add_encryption_commands
 from mds_data.commands.errors import exit_code, sentence
 from mds_data.commands.paired_parser import add_paired_commands
 from mds_data.commands.parser import add_preprocess, add_sample_corpus, add_train_tokenizer
@@ -78,6 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_curation_commands(commands)
     add_privacy_commands(commands)
     add_store_commands(commands)
+    add_encryption_commands(commands)
     return parser
 
 

@@ -4,6 +4,7 @@ DataError                      input that we reject (a ValueError)
 ├── StoreError                 a store that can't be opened, written or trusted
 │   ├── ManifestError          manifest.json or zarr.json breaks the format, or needs a newer reader
 │   ├── DamagedError           a file is missing, cut, foreign, or a checksum differs
+│   ├── SealedError            an encrypted file or key that does not open
 │   └── LockedError            another writer holds the store
 └── IndexedDatasetError        a Megatron .bin/.idx pair that can't be what it claims to be
 """
@@ -14,6 +15,7 @@ __all__ = [
     "IndexedDatasetError",
     "LockedError",
     "ManifestError",
+    "SealedError",
     "StoreError",
 ]
 
@@ -32,6 +34,27 @@ class ManifestError(StoreError):
 
 class DamagedError(StoreError):
     """A file of the store is missing, cut, foreign, or its checksum differs."""
+
+
+class SealedError(StoreError):
+    """Something encrypted does not open: a wrong key, or bytes that were changed.
+
+    Args:
+        place: The file, folder or key.
+        reason: What is wrong with it.
+        remedy: What the user can do.
+    """
+
+    def __init__(self, place: str, reason: str, *, remedy: str) -> None:
+        self.place, self.reason, self.remedy = place, reason, remedy
+        super().__init__(f"{place}: {reason}; {remedy}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _sealed_error, (self.place, self.reason, self.remedy)
+
+
+def _sealed_error(place: str, reason: str, remedy: str) -> SealedError:
+    return SealedError(place, reason, remedy=remedy)
 
 
 class LockedError(StoreError):

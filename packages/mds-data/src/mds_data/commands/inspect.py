@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mds_data.commands.inspect_page import page
+from mds_data.commands.key_options import key_of
 from mds_data.commands.output import bar, printable, write
 from mds_data.commands.progress import megabytes
 from mds_data.commands.text import new_file
@@ -33,7 +34,7 @@ _COLUMN_VALUES = 8
 
 def inspect(arguments: argparse.Namespace) -> int:
     """Print what a store holds."""
-    store = open_store(arguments.path)
+    store = open_store(arguments.path, key=key_of(arguments), expect=arguments.expect)
     found = inspect_store(store, top=arguments.top, samples=arguments.samples)
     decode, remark = decoder(store)
     if arguments.html is not None:
@@ -54,6 +55,8 @@ def decoder(store: TokenStore) -> tuple[Decode | None, str]:
     record = store.manifest.tokenizer
     if record is None:
         return None, "none kept; ids are shown instead of text"
+    if store.is_encrypted:
+        return None, "kept encrypted; ids are shown, since no plain copy of it is written"
     name = f"{record.name}, " if record.name not in {None, record.file} else ""
     about = f"{name}kept as {record.file}, sha256 {record.sha256[:12]}"
     try:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from mds_data.commands.errors import UsageError
+from mds_data.commands.key_options import key_of
 from mds_data.commands.output import write
 from mds_data.commands.progress import megabytes
 from mds_data.errors import DataError
@@ -26,18 +28,25 @@ __all__ = [
 
 def verify(arguments: argparse.Namespace) -> int:
     """Check a store; 1 if anything is wrong."""
+    from mds_data.store.sealed_folder import is_sealed
     from mds_data.store.verify import verify_remote_store, verify_store
 
-    is_url = isinstance(arguments.path, str)
-    report = (verify_remote_store if is_url else verify_store)(arguments.path)
+    key = key_of(arguments)
+    if isinstance(arguments.path, str):
+        if key is not None or arguments.expect is not None:
+            raise UsageError("a key or --expect needs a store in a folder, not a URL.")
+        report = verify_remote_store(arguments.path)
+    else:
+        report = verify_store(arguments.path, key=key, expect=arguments.expect)
     write([*report.problems, *(f"note: {note}" for note in report.notes)])
     if not report.sound:
         count = len(report.problems)
         write([f"{arguments.path}: {count} fault{'s' if count > 1 else ''} found."])
         return 1
     read = f"{report.files:,} files, {megabytes(report.size)} MB"
-    held = f"{report.documents:,} documents, {report.tokens:,} tokens"
-    write([f"{arguments.path} is sound: {read}, {held}, every byte checked."])
+    held = f", {report.documents:,} documents, {report.tokens:,} tokens"
+    unread = key is None and is_sealed(Path(arguments.path))
+    write([f"{arguments.path} is sound: {read}{'' if unread else held}, every byte checked."])
     return 0
 
 
@@ -105,7 +114,8 @@ def export(arguments: argparse.Namespace) -> int:
     from mds_data.store.megatron import export_megatron
 
     prefix = arguments.output_prefix
-    export_megatron(arguments.store, prefix)
+    with open_store(arguments.store, key=key_of(arguments), expect=arguments.expect) as store:
+        export_megatron(store, prefix)
     size = sum(prefix.with_name(f"{prefix.name}{end}").stat().st_size for end in (".bin", ".idx"))
     _say(f"{megabytes(size)} MB in {prefix}.bin and {prefix}.idx")
     return 0
@@ -117,6 +127,7 @@ def repack(arguments: argparse.Namespace) -> int:
 
     manifest = repack_store(arguments.store, arguments.output, layout=arguments.layout)
     size = sum(record.size for record in manifest.files.values())
+    from mds_data.store.token_store import open_store
     _say(f"{_counts(manifest)}, {megabytes(size)} MB ({manifest.layout}) in {arguments.output}")
     return 0
 

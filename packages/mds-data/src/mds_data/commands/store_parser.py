@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mds_data.commands.key_options import add_key_options
 from mds_data.commands.parser import command
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def _add_inspect(commands: Commands) -> None:
     parser.add_argument(
         "--samples", type=int, default=2, metavar="N", help="documents to show (%(default)s)"
     )
+    add_key_options(parser)
 
 
 def _place(text: str) -> str | Path:
@@ -71,6 +73,7 @@ def _add_verify(commands: Commands) -> None:
         examples="example:\n  mds-data verify store",
     )
     parser.add_argument("path", type=_place, metavar="STORE", help="or a URL such as s3://bucket/x")
+    add_key_options(parser)
 
 
 def _add_merge(commands: Commands) -> None:
@@ -161,6 +164,7 @@ def _add_export(commands: Commands) -> None:
     parser.add_argument("--output-prefix", type=Path, required=True, metavar="PREFIX")
 
 
+    add_key_options(parser)
 def _add_repack(commands: Commands) -> None:
     parser = command(
         commands,

@@ -2,8 +2,10 @@
 
 import os
 import stat
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from mds_data.errors import DamagedError, StoreError
 from mds_data.store.commit import pending_name
@@ -15,7 +17,16 @@ from mds_data.store.schema import (
     manifest_from_json,
 )
 
-__all__ = ["StoreFolder", "file_problems", "is_store", "open_plain_file", "read_manifest"]
+__all__ = [
+    "FileList",
+    "StoreFolder",
+    "file_problems",
+    "is_store",
+    "open_plain_file",
+    "read_manifest",
+    "read_manifest_bytes",
+    "read_plain_file",
+]
 
 _OPEN_FLAGS = (
     os.O_RDONLY
@@ -26,6 +37,20 @@ _OPEN_FLAGS = (
 
 
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
+
+
+class FileList(Protocol):
+    """What names the files of a folder."""
+
+    @property
+    def files(self) -> Mapping[str, FileRecord]:
+        """Size and digest of each, by its path."""
+        ...
+
+    @property
+    def revision(self) -> int:
+        """Of the folder: new files of it may wait for their rename."""
+        ...
 
 
 def is_store(path: Path) -> bool:
@@ -65,6 +90,12 @@ def read_plain_file(path: Path, *, limit: int) -> bytes:
 
 def read_manifest(root: Path) -> tuple[Manifest, bytes]:
     """The manifest of the store at ``root``, and its bytes."""
+    data = read_manifest_bytes(root)
+    return manifest_from_json(data, name=str(root / MANIFEST_NAME)), data
+
+
+def read_manifest_bytes(root: Path) -> bytes:
+    """The bytes of the manifest of the store at ``root``, or of the envelope of a sealed one."""
     path = root / MANIFEST_NAME
     if not os.path.lexists(path):
         if not os.path.lexists(root):
@@ -73,8 +104,7 @@ def read_manifest(root: Path) -> tuple[Manifest, bytes]:
             f"{root}: holds no {MANIFEST_NAME}, so it is no store or was never finished; "
             f"write it anew, or give the path of a store"
         )
-    data = read_plain_file(path, limit=MANIFEST_LIMIT)
-    return manifest_from_json(data, name=str(path)), data
+    return read_plain_file(path, limit=MANIFEST_LIMIT)
 
 
 class StoreFolder:
@@ -84,7 +114,7 @@ class StoreFolder:
         DamagedError: A named file is missing, has another size, or is not a plain file.
     """
 
-    def __init__(self, root: Path, manifest: Manifest) -> None:
+    def __init__(self, root: Path, manifest: FileList) -> None:
         self.root = root
         self.manifest = manifest
         self.present, self._pending, problems = _survey(root, manifest)
@@ -125,13 +155,13 @@ class StoreFolder:
             return file.read(size)
 
 
-def file_problems(root: Path, manifest: Manifest) -> dict[str, str]:
+def file_problems(root: Path, manifest: FileList) -> dict[str, str]:
     """What is wrong with the presence, kind and size of each file that a manifest names."""
     return _survey(root, manifest)[2]
 
 
 def _survey(
-    root: Path, manifest: Manifest
+    root: Path, manifest: FileList
 ) -> tuple[dict[str, int], frozenset[str], dict[str, str]]:
     """Size of every plain file present, the named ones that wait for a rename, and problems."""
     folders = {path.rpartition("/")[0] for path in manifest.files}

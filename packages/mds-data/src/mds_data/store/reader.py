@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from mds_data.errors import DamagedError, StoreError
 from mds_data.store.array_metadata import ArrayLayout, array_layout_from_json
 from mds_data.store.folder import StoreFolder
+from mds_data.store.sealed_folder import SealedFolder
 from mds_data.store.shard import decode_chunk, decode_index, lies_in_order
 
 __all__ = ["ShardedArray", "TokenSource"]
@@ -77,6 +78,26 @@ class _MappedShard:
             start = offset // mmap.PAGESIZE * mmap.PAGESIZE
             self._map.madvise(mmap.MADV_WILLNEED, start, offset + length - start)
         return self.bytes[offset : offset + length]
+
+
+class _SealedShard:
+    """One encrypted shard; a chunk opens only the segments that it touches, which is one."""
+
+    def __init__(
+        self, folder: SealedFolder, relative: str, *, layout: ArrayLayout, used: int
+    ) -> None:
+        self.name = str(folder.root / relative)
+        self._file = folder.file(relative)
+        size = self._file.size
+        if size < layout.index_size:
+            raise DamagedError(f"{self.name}: is too short to hold a shard index; it was cut")
+        tail = bytes(self._file.read(size - layout.index_size, size))
+        self.index = decode_index(tail, layout=layout, file_size=size, used=used, name=self.name)
+
+    def chunk(self, number: int) -> NDArray[np.uint8]:
+        """The bytes of an inner chunk, opened."""
+        offset, length = (int(value) for value in self.index[number])
+        return np.frombuffer(self._file.read(offset, offset + length), np.uint8)
 
 
 def _map(handle: int) -> mmap.mmap:
@@ -144,7 +165,7 @@ class ShardedArray:
 
     read: Callable[[int, int], NDArray[Any]]
 
-    def __init__(self, folder: StoreFolder, name: str) -> None:
+    def __init__(self, folder: StoreFolder | SealedFolder, name: str) -> None:
         self.name = name
         self._folder = folder
         metadata = f"{name}/zarr.json"
@@ -154,11 +175,12 @@ class ShardedArray:
         self.length = self.layout.length
         self.dtype = self.layout.dtype
         self._chunk_length = self.layout.chunk
-        self._most_views = _DECODED_CHUNKS if self.layout.compressed else _RAW_VIEWS
+        self._views_are_copies = self.layout.compressed or isinstance(folder, SealedFolder)
+        self._most_views = _DECODED_CHUNKS if self._views_are_copies else _RAW_VIEWS
         self._most_shards = _most_maps()
         self._views: dict[int, NDArray[Any]] = {}
         self._last: NDArray[Any] | None = None
-        self._shards: dict[int, _MappedShard] = {}
+        self._shards: dict[int, _MappedShard | _SealedShard] = {}
         self._checked: dict[int, bytearray] = {}
         self._closed = False
         self.read = _fast_reader(self._views, self._chunk_length, self._read_slowly)
@@ -212,14 +234,14 @@ class ShardedArray:
         shard = self._shard(shard_number)
         data = shard.chunk(inner)
         checked = self._checked.setdefault(shard_number, bytearray(self.layout.chunks_per_shard))
-        if checked[inner] and not self.layout.compressed:
+        if checked[inner] and not self._views_are_copies:
             return data[:-4].view(self.layout.dtype)
         name = f"{shard.name} chunk {inner}"
         values = decode_chunk(data, layout=self.layout, name=name)
         checked[inner] = 1
         return values
 
-    def _shard(self, number: int) -> _MappedShard:
+    def _shard(self, number: int) -> _MappedShard | _SealedShard:
         shard = self._shards.get(number)
         if shard is not None:
             return shard
@@ -232,6 +254,9 @@ class ShardedArray:
         per_shard = self.layout.chunks_per_shard
         used = min(per_shard, self.layout.num_chunks - number * per_shard)
         relative = f"{self.name}/c/{number}"
+        if isinstance(self._folder, SealedFolder):
+            sealed = _SealedShard(self._folder, relative, layout=self.layout, used=used)
+            return self._shards.setdefault(number, sealed)
         mapped = _MappedShard(self._folder, relative, layout=self.layout, used=used)
         return self._shards.setdefault(number, mapped)
 

@@ -10,7 +10,7 @@ import re
 from dataclasses import asdict
 from typing import Any, Literal
 
-from mds_data.errors import ManifestError
+from mds_data.errors import ManifestError, SealedError
 from mds_data.store.records import (
     FORMAT_VERSION,
     Counts,
@@ -141,6 +141,13 @@ def _check_readable(members: Members, *, name: str) -> None:
     requires = members.raw("requires")
     if not isinstance(requires, list) or not all(isinstance(item, str) for item in requires):
         members.fail("requires", "must be a list of strings")
+    if "encryption/1" in requires:
+        raise SealedError(
+            name,
+            "the store is encrypted, and no key was given",
+            remedy="give it (--identity, --passphrase-file, --key-command; key= in Python) where "
+            "the command takes one, or write a plain copy with mds-data decrypt",
+        )
     unknown = sorted(set(requires) - KNOWN_FEATURES)
     if unknown or members.has("encryption"):
         names = ", ".join(repr(item[:60]) for item in unknown) or "'encryption/1'"

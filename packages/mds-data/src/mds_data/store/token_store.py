@@ -11,13 +11,23 @@ from typing import Any, Protocol, Self, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from mds_data.errors import DamagedError, StoreError
+from mds_data.encryption.keys import KeySource
+from mds_data.errors import DamagedError, SealedError, StoreError
 from mds_data.store.folder import StoreFolder, is_store, read_manifest
 from mds_data.store.indexed_dataset import pair_prefix, read_indexed_dataset
 from mds_data.store.reader import ShardedArray, TokenSource
 from mds_data.store.records import Manifest, Segment
+from mds_data.store.sealed_folder import SealedFolder, is_sealed
 
-__all__ = ["Part", "StorePart", "TokenStore", "checked_segment", "open_store", "store_parts"]
+__all__ = [
+    "Part",
+    "StorePart",
+    "TokenStore",
+    "check_expected",
+    "checked_segment",
+    "open_store",
+    "store_parts",
+]
 
 _DEEPEST = 4
 """How deep segments may lie in segments."""
@@ -53,10 +63,10 @@ class Part(Protocol):
 class StorePart:
     """The arrays of one folder: an ordinary store, or one segment of a merged one."""
 
-    def __init__(self, root: Path, manifest: Manifest) -> None:
+    def __init__(self, root: Path, manifest: Manifest, folder: SealedFolder | None = None) -> None:
         self.root = root
         self.manifest = manifest
-        self.folder = StoreFolder(root, manifest)
+        self.folder = folder or StoreFolder(root, manifest)
         self.tokens = ShardedArray(self.folder, "tokens")
         self.num_documents = manifest.counts.documents
         if self.tokens.layout.dtype != np.dtype(manifest.dtype).newbyteorder("<"):
@@ -104,9 +114,17 @@ class TokenStore:
     row of all tokens. Arrays that come from a store are read-only.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, parts: Sequence[Part]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        manifest: Manifest,
+        parts: Sequence[Part],
+        *,
+        key: KeySource | None = None,
+    ) -> None:
         self.path = path
         self.manifest = manifest
+        self._key = key
         self._parts = tuple(parts)
         lengths = [part.tokens.length for part in parts]
         self._bases = [sum(lengths[:index]) for index in range(len(lengths))]
@@ -160,6 +178,11 @@ class TokenStore:
         if len(pieces) == 1:
             return pieces[0]
         return np.concatenate(pieces) if pieces else np.empty(0, self.dtype)
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the files are encrypted."""
+        return self._key is not None
 
     @property
     def num_positions(self) -> int:
@@ -261,7 +284,7 @@ class TokenStore:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (str(self.path), self.manifest.uuid, self.manifest.revision)
+        return _reopen, (str(self.path), self.manifest.uuid, self.manifest.revision, self._key)
 
     def __repr__(self) -> str:
         counts = self.manifest.counts
@@ -269,28 +292,48 @@ class TokenStore:
         return f"<{type(self).__name__} {self.path}: {held}>"
 
 
-def open_store(path: str | os.PathLike[str]) -> TokenStore:
+def open_store(
+    path: str | os.PathLike[str], *, key: KeySource | None = None, expect: str | None = None
+) -> TokenStore:
     """Open a token store, or a Megatron ``.bin``/``.idx`` pair by its prefix.
 
     Only metadata is read here; shards are mapped when they are touched. A URL such as
     ``s3://bucket/store`` is opened by `mds_data.store.remote.open_remote_store`, which has options.
 
+    Args:
+        path: The store's folder, prefix or URL.
+        key: Where the key of an encrypted store comes from; a plain one needs none.
+        expect: SHA-256 that the (plain) manifest must have, so that an older state of the store
+            that somebody put back is refused.
+
     Raises:
         FileNotFoundError: There is nothing at ``path``.
+        SealedError: The store is encrypted and ``key`` does not open it, or ``expect`` differs.
         StoreError: The folder is no store, or one that can't be trusted.
         IndexedDatasetError: The pair is damaged.
     """
     if isinstance(path, str) and "://" in path:
         from mds_data.store.remote import open_remote_store
 
+        if key is not None or expect is not None:
+            raise StoreError(
+                f"{path}: a key or an expected digest needs a store in a folder; copy it there"
+            )
         return open_remote_store(path)
     root = Path(path)
     if not root.is_dir() and pair_prefix(root) is not None:
+        if expect is not None:
+            raise StoreError(f"{root}: a pair has no manifest whose digest could be expected")
         pair = read_indexed_dataset(root)
         return TokenStore(pair.root, pair.manifest, [pair])
+    if key is not None and is_sealed(root):
+        folder = SealedFolder(root, key, expect=expect)
+        part = StorePart(root, folder.manifest, folder)
+        return TokenStore(root, folder.manifest, [part], key=key)
     before = b""
     for attempt in range(_ATTEMPTS):
         manifest, data = read_manifest(root)
+        check_expected(root, data, expect)
         try:
             return TokenStore(root, manifest, list(store_parts(root, manifest)))
         except DamagedError:
@@ -299,6 +342,17 @@ def open_store(path: str | os.PathLike[str]) -> TokenStore:
                 raise
             before = data
     raise StoreError(f"{root}: keeps changing while it is opened; open it when its writer is done")
+
+
+def check_expected(root: Path, data: bytes, expect: str | None) -> None:
+    """Raise SealedError if the bytes of a manifest have not the digest that is expected."""
+    found = hashlib.sha256(data).hexdigest()
+    if expect is not None and found != expect.lower():
+        raise SealedError(
+            str(root),
+            f"has the manifest {found[:16]}..., and {expect[:16]}... was expected",
+            remedy="restore the right one from a copy",
+        )
 
 
 def store_parts(root: Path, manifest: Manifest, *, depth: int = 0) -> Iterator[StorePart]:
@@ -334,8 +388,8 @@ def checked_segment(parent_root: Path, segment: Segment, *, parent: Manifest) ->
     return manifest
 
 
-def _reopen(path: str, uuid: str, revision: int) -> TokenStore:
-    store = open_store(path)
+def _reopen(path: str, uuid: str, revision: int, key: KeySource | None) -> TokenStore:
+    store = open_store(path, key=key)
     if (store.manifest.uuid, store.manifest.revision) != (uuid, revision):
         raise StoreError(f"{path}: was replaced or changed since it was opened elsewhere")
     return store

@@ -2,21 +2,29 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
+from mds_data.encryption.keys import KeySource
 from mds_data.errors import DataError
 from mds_data.store.commit import pending_name
-from mds_data.store.folder import StoreFolder, file_problems, open_plain_file, read_manifest
+from mds_data.store.folder import (
+    FileList,
+    StoreFolder,
+    file_problems,
+    open_plain_file,
+    read_manifest,
+)
 from mds_data.store.indexed_dataset import find_append_eod_fault, pair_prefix, read_indexed_dataset
 from mds_data.store.reader import ShardedArray
 from mds_data.store.remote import RemoteOptions, RemotePart, open_remote_store
 from mds_data.store.schema import MANIFEST_NAME, Manifest, Producer, has_digest
-from mds_data.store.token_store import StorePart, checked_segment
+from mds_data.store.sealed_folder import SealedFiles, SealedFolder, is_sealed, read_envelope
+from mds_data.store.token_store import StorePart, check_expected, checked_segment
 
 __all__ = ["VerifyReport", "verify_remote_store", "verify_store"]
 
@@ -44,23 +52,32 @@ class VerifyReport:
         return not self.problems
 
 
-def verify_store(path: str | os.PathLike[str]) -> VerifyReport:
+def verify_store(
+    path: str | os.PathLike[str], *, key: KeySource | None = None, expect: str | None = None
+) -> VerifyReport:
     """Check a store, its segments, or a Megatron pair: every byte and every promise.
 
     Found are flipped bits, missing, cut and foreign files, documents out of order, and tokens
     outside the vocabulary.
+
+    Args:
+        path: The store.
+        key: Opens an encrypted store; without it, its sealed bytes are compared only.
+        expect: Digest that the plain manifest must have.
 
     Raises:
         FileNotFoundError: There is nothing at ``path``.
     """
     root = Path(path)
     check = _Check()
-    if not root.is_dir() and pair_prefix(root) is not None:
+    if is_sealed(root):
+        check.sealed(root, key, expect)
+    elif not root.is_dir() and pair_prefix(root) is not None:
         check.pair(root)
     else:
         if not os.path.lexists(root):
             raise FileNotFoundError(f"{root}: there is no such store; check the path")
-        check.store(root)
+        check.store(root, expect=expect)
     return check.report()
 
 
@@ -139,9 +156,43 @@ class _Check:
                 f"{self.tokens} of them"
             )
 
-    def store(self, root: Path, *, manifest: Manifest | None = None, depth: int = 0) -> None:
+    def sealed(self, root: Path, key: KeySource | None, expect: str | None) -> None:
+        """An encrypted store: its sealed bytes, and with the key all that is in them."""
+        try:
+            self._files(root, SealedFiles.of(read_envelope(root)))
+        except DataError as error:
+            self.problems.append(str(error))
+        if key is None:
+            self.notes.append(
+                f"{root}: is encrypted, so only the sealed bytes were compared; give its key to "
+                f"check what is in them"
+            )
+        elif not self.problems:
+            # The sealed bytes are right: what does not open now, the key is to blame for.
+            self._sealed_content(SealedFolder(root, key, expect=expect))
+
+    def _sealed_content(self, folder: SealedFolder) -> None:
+        try:
+            for path, record in folder.manifest.files.items():
+                if hashlib.sha256(folder.read(path)).hexdigest() != record.sha256:
+                    self.problems.append(
+                        f"{folder.root / path}: the content differs from the manifest's digest"
+                    )
+            self._content(StorePart(folder.root, folder.manifest, folder))
+        except DataError as error:
+            self.problems.append(str(error))
+
+    def store(
+        self,
+        root: Path,
+        *,
+        manifest: Manifest | None = None,
+        depth: int = 0,
+        expect: str | None = None,
+    ) -> None:
         try:
             found, data = read_manifest(root)
+            check_expected(root, data, expect)
         except DataError as error:
             self.problems.append(str(error))
             return
@@ -152,7 +203,7 @@ class _Check:
                 f"restore it from a copy"
             )
         before = len(self.problems)
-        self._files(root, manifest)
+        self._files(root, manifest, inner={segment.path for segment in manifest.segments})
         if len(self.problems) > before:
             return  # what a broken file holds would only repeat it in other words
         if manifest.segments:
@@ -183,7 +234,7 @@ class _Check:
                 f"segments hold {counted[0]} and {counted[1]}"
             )
 
-    def _files(self, root: Path, manifest: Manifest) -> None:
+    def _files(self, root: Path, manifest: FileList, inner: Set[str] = frozenset()) -> None:
         """Sizes and digests of all named files, and files that no one named."""
         absent = file_problems(root, manifest)
         self.problems.extend(absent.values())
@@ -196,7 +247,6 @@ class _Check:
             self.size += record.size
             if digest != record.sha256:
                 self.problems.append(f"{root / path}: {_damage(root, manifest, path)}")
-        inner = {segment.path for segment in manifest.segments}
         for path in _all_files(root, inner):
             if path not in manifest.files and path != MANIFEST_NAME:
                 self.notes.append(
@@ -263,7 +313,7 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _damage(root: Path, manifest: Manifest, path: str) -> str:
+def _damage(root: Path, manifest: FileList, path: str) -> str:
     """Where in a shard the damage is, as far as its checksums tell."""
     changed = "the content differs from the manifest's digest; restore it from a copy"
     name, separator, number = path.rpartition("/c/")
@@ -281,7 +331,7 @@ def _damage(root: Path, manifest: Manifest, path: str) -> str:
     return f"{changed} (every checksum inside is right, so it is another store's shard)"
 
 
-def _all_files(root: Path, inner: set[str]) -> Iterator[str]:
+def _all_files(root: Path, inner: Set[str]) -> Iterator[str]:
     for folder, folders, names in os.walk(root):
         relative = Path(folder).relative_to(root)
         folders[:] = sorted(name for name in folders if (relative / name).as_posix() not in inner)
