@@ -115,6 +115,46 @@ def test_the_trained_model_continues_a_text(run: Path, capsys: pytest.CaptureFix
     assert all(len(answer["tokens"]) <= 5 for answer in answers)
 
 
+def test_prompts_of_a_file_are_answered_into_a_file(run: Path, tmp_path: Path) -> None:
+    prompts, output = tmp_path / "prompts.txt", tmp_path / "answers.jsonl"
+    prompts.write_text("abc\nz\n")
+    arguments = ["generate", str(run), "--prompts", str(prompts), "--output", str(output)]
+    arguments += ["--samples", "2", "--logprobs", "3", "--max-new-tokens", "4", "--batch-size", "3"]
+
+    assert cli.main(arguments) == 0
+
+    answers = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [answer["prompt"] for answer in answers] == ["abc", "abc", "z", "z"]
+    assert answers[0]["tokens"] != answers[1]["tokens"]
+    for answer in answers:
+        assert len(answer["logprobs"]) == len(answer["tokens"])
+        assert all(len(likeliest) == 3 for likeliest in answer["top_logprobs"])
+
+
+def test_an_answer_ends_before_a_stop_string(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["generate", str(run), "--prompt", "abc", "--max-new-tokens", "8", "--greedy"]
+    assert cli.main([*arguments, "--json"]) == 0
+    whole = json.loads(capsys.readouterr().out)["text"]
+    stop = whole[2:4]
+
+    assert cli.main([*arguments, "--stop", stop]) == 0
+
+    assert capsys.readouterr().out == "abc" + whole[: whole.index(stop)] + "\n"
+
+
+def test_a_bad_line_of_prompts_leaves_no_half_written_answers(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "a"}\n{"text": "b"}\n')
+    arguments = ["generate", str(run), "--prompts", str(prompts), "--output"]
+
+    assert cli.main([*arguments, str(tmp_path / "out.txt"), "--max-new-tokens", "2"]) == 3
+
+    assert 'line 2: there is no text "prompt"' in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [prompts]
+
+
 def test_a_run_its_checkpoints_and_the_newest_of_them_are_the_same_model(run: Path) -> None:
     paths = (run, run / "checkpoints", run / "checkpoints/step-4")
 

@@ -90,6 +90,8 @@ class KVCache:
 class SlotCache:
     """Keys and values of sequences of different lengths, each in a slot of its own.
 
+    It takes memory for the longest sequence so far, not for ``max_length``.
+
     Args:
         slots: Most sequences at a time.
         max_length: Most tokens of a sequence, prompt included.
@@ -115,7 +117,7 @@ class SlotCache:
         self.lengths = [0] * slots
         self.max_length = max_length
         self.device = device
-        self._shape = (2, slots, kv_heads, max_length, channels)
+        self._shape = (2, slots, kv_heads, 0, channels)
         self._dtype = dtype
         self._layers: dict[int, Tensor] = {}
 
@@ -123,10 +125,18 @@ class SlotCache:
         """The slots from ``first`` on as the cache of a forward pass over ``count`` sequences."""
         return SlotRows(self, range(first, first + count))
 
-    def layer(self, number: int) -> Tensor:
-        """What a layer stores, [2, slots, g, max_length, d]."""
+    def layer(self, number: int, *, length: int) -> Tensor:
+        """What a layer stores, [2, slots, g, at least ``length``, d]."""
         if number not in self._layers:
             self._layers[number] = torch.zeros(self._shape, dtype=self._dtype, device=self.device)
+        stored = self._layers[number]
+        held = stored.size(3)
+        if held >= length:
+            return stored
+        # Doubled, so that a sequence of n tokens is moved log(n) times and not n times.
+        more = min(max(2 * held, length, 64), self.max_length) - held
+        fresh = stored.new_zeros((*self._shape[:3], more, self._shape[4]))
+        self._layers[number] = torch.cat([stored, fresh], dim=3)
         return self._layers[number]
 
     def clear(self, slot: int) -> None:
@@ -183,7 +193,7 @@ class SlotRows:
                 f"the cache holds {self._cache.max_length} tokens and {stop} are wanted; make it "
                 f"with a larger max_length or generate fewer tokens."
             )
-        stored = self._cache.layer(layer)[:, self._slots.start : self._slots.stop]
+        stored = self._cache.layer(layer, length=stop)[:, self._slots.start : self._slots.stop]
         if self.ragged:
             row = torch.arange(len(self._slots), device=self._cache.device)[:, None]
             places = self.positions(count)

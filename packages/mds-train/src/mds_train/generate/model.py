@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mds_ckpt import Checkpoint, open_checkpoint
+from mds_ckpt import companions as companions_of_models
 from mds_core import GPTConfig, ProcessGroups
 from mds_core.models import GPT
 from mds_core.sharding import cut
@@ -21,15 +22,20 @@ if TYPE_CHECKING:
     import numpy as np
     from tokenizers import Tokenizer
 
-__all__ = ["find_checkpoint", "load_model", "load_tokenizer"]
+__all__ = ["end_tokens", "find_checkpoint", "load_model", "load_tokenizer"]
 
 logger = logging.getLogger(__name__)
 
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
+_USUAL_END_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>")
 
 
 def load_model(
-    path: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+    path: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    groups: ProcessGroups | None = None,
 ) -> GPT:
     """Load a model for use, whatever layout trained it.
 
@@ -38,9 +44,10 @@ def load_model(
             the folder of a run.
         device: where the model goes.
         dtype: of its parameters; as stored when left out.
+        groups: ranks along tp that share the model; one when left out.
 
     Returns:
-        The model in evaluation mode.
+        The model, or this rank's share of it, in evaluation mode.
 
     Raises:
         InputError: If the checkpoint lacks a parameter or has one of another shape.
@@ -48,7 +55,7 @@ def load_model(
     checkpoint = open_checkpoint(find_checkpoint(path))
     config = _model_config(checkpoint)
     dtype = dtype or _stored_dtype(checkpoint)
-    model = GPT(config, ProcessGroups.single(), dtype=dtype, device="meta")
+    model = GPT(config, groups or ProcessGroups.single(), dtype=dtype, device="meta")
     model.to_empty(device=device)
     _fill(model, checkpoint)
     return model.eval()
@@ -93,6 +100,24 @@ def load_tokenizer(checkpoint: str | Path, *, tokenizer: Path | None = None) -> 
         return Tokenizer.from_str(tokenizer.read_text(encoding="utf-8"))
     except Exception as error:  # tokenizers raises nothing narrower
         raise InputError(f"{tokenizer}: not a tokenizer.json: {error}.") from error
+
+
+def end_tokens(checkpoint: str | Path, tokenizer: Tokenizer) -> frozenset[int]:
+    """Tokens that end an answer: what the checkpoint's generation settings say, or the usual ones.
+
+    Args:
+        checkpoint: as for `load_model`.
+        tokenizer: knows the usual ones' ids.
+    """
+    companions = open_checkpoint(find_checkpoint(checkpoint)).companions
+    if "generation_config.json" in companions:
+        said = companions_of_models.read_json(companions["generation_config.json"])
+        ids = said.get("eos_token_id")
+        given = ids if isinstance(ids, list) else [ids]
+        if known := frozenset(token for token in given if type(token) is int):
+            return known
+    usual = [tokenizer.token_to_id(name) for name in _USUAL_END_TOKENS]
+    return frozenset([token for token in usual if token is not None][:1])
 
 
 def _model_config(checkpoint: Checkpoint) -> GPTConfig:
