@@ -137,6 +137,7 @@ def test_an_interrupted_local_run_goes_on_there(
         ["dedup", "--threshold", "0.5"],
         ["clean", "--min-words", "20", "--repetition"],
         ["decontaminate", "--against", "0.jsonl"],
+        ["redact", "--all-fields"],
     ],
 )
 def test_filters_write_the_same_there(folder: Path, command: list[str]) -> None:
@@ -146,6 +147,59 @@ def test_filters_write_the_same_there(folder: Path, command: list[str]) -> None:
 
     assert Path("ray.out").read_bytes() == Path("local.out").read_bytes()
     assert Path("ray.json").read_bytes() == Path("local.json").read_bytes()
+
+
+def test_signatures_are_written_there_too(folder: Path) -> None:
+    command = ["dedup", "--threshold", "0.5", "--input", "*.jsonl"]
+    assert main([*command, "--output", "whole.out"]) == 0
+    for number in (1, 2):
+        task = ["--task", f"{number}/2", "--engine", "ray", "--output", "part.out"]
+        assert main([*command, *task]) == 0
+    signatures = sorted(map(str, Path().glob("part.task-*")))
+    assert main([*command, "--output", "parts.out", "--signatures", *signatures]) == 0
+
+    assert Path("parts.out").read_bytes() == Path("whole.out").read_bytes()
+
+
+def test_redacted_stores_have_the_bytes_of_a_local_run(folder: Path) -> None:
+    Path("0.jsonl").write_text('{"text": "write to bob@example.org now"}\n' * 9)
+    command = ["preprocess", "--input", "*.jsonl", "--tokenizer", "tokenizer.json", "--redact"]
+    assert main([*command, "--workers", "1", "--output", "local"]) == 0
+    assert main([*command, "--engine", "ray", "--output", "distant"]) == 0
+
+    assert contents("distant") == contents("local")
+
+
+def test_measures_are_the_same_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mds_data.difficulty.analysis._STRETCH", 100)
+    pipeline.preprocess(config("store"))
+    command = ["analyze", "store", "--seq-length", "64", "--workers", "2"]
+    for engine in ("local", "ray"):
+        assert main([*command, "--engine", engine, "--output", engine]) == 0
+
+    assert contents("ray") == contents("local")
+
+
+def test_an_item_whose_worker_is_killed_is_begun_anew(folder: Path) -> None:
+    marker = Path.cwd() / "killed"
+
+    found = list(RayEngine(tasks=2).map(range(6), make=partial(_deadly_items, marker)))
+
+    assert found == [number * number for number in range(6)]
+    assert marker.exists()
+    with pytest.raises(WorkerError, match="ended without an answer"):
+        list(RayEngine(tasks=2, retries=0).map(range(6), make=partial(_deadly_items, None)))
+
+
+def _deadly_items(marker: Path | None) -> Callable[[int], int]:
+    def work(number: int) -> int:
+        if number == 3 and not (marker is not None and marker.exists()):
+            if marker is not None:
+                marker.write_text("")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number * number
+
+    return work
 
 
 def test_a_broken_line_is_the_same_sentence(folder: Path) -> None:

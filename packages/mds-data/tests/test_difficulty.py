@@ -114,7 +114,7 @@ def test_a_changed_or_foreign_index_is_refused(path, tmp_path):
         (["--metric", "measures_of_a_test:none", "--unit", "document"], 3, "gave None for row 0"),
         ([], 2, "samples need --seq-length"),
         (["--unit", "document", "--seq-length", "4"], 2, "belongs to --unit sample"),
-        (["--unit", "document", "--workers", "0"], 2, "--workers (0) must be at least 1"),
+        (["--unit", "document", "--workers", "0"], 2, "workers (0) must be at least 1"),
     ],
 )
 def test_wrong_requests_are_one_sentence(
@@ -135,3 +135,46 @@ def test_only_an_index_is_replaced(path, tmp_path, capsys):
     assert main([*command, *output, "--overwrite"]) == 0
     assert main([*command, "--output", str(path), "--overwrite"]) == 3
     assert "is no difficulty index" in capsys.readouterr().err
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("count", [1, 3, 7])
+def test_parts_of_a_job_array_are_joined_to_the_bytes_of_one_run(path, tmp_path, capsys, count):
+    command = ["analyze", str(path), "--seq-length", "32", "--workers", "1"]
+    command += ["--metric", "vocabulary-rarity", "length", "--output"]
+    assert main([*command, str(tmp_path / "whole")]) == 0
+    for number in reversed(range(1, count + 1)):
+        assert main([*command, str(tmp_path / "part"), "--task", f"{number}/{count}"]) == 0
+    parts = sorted(map(str, tmp_path.glob("part.task-*")), reverse=True)
+
+    assert main(["merge", *parts, "--output", str(tmp_path / "joined")]) == 0
+
+    assert contents(tmp_path / "joined") == contents(tmp_path / "whole")
+    assert len(parts) == count
+    with pytest.raises(DataError, match="join the parts of all by mds-data merge"):
+        open_index(parts[0])
+
+
+def test_parts_that_do_not_fit_are_refused(path, tmp_path, capsys):
+    command = ["analyze", str(path), "--unit", "document", "--workers", "1", "--metric", "length"]
+    for number in (1, 3):
+        assert main([*command, "--output", str(tmp_path / "a"), "--task", f"{number}/3"]) == 0
+    assert main([*command, "--output", str(tmp_path / "whole")]) == 0
+    other = [*command, "--split", "train", "--output", str(tmp_path / "b"), "--task", "2/3"]
+    assert main(other) == 0
+    one, three = (str(tmp_path / f"a.task-{number}-of-3") for number in (1, 3))
+
+    def refused(*parts):
+        capsys.readouterr()
+        assert main(["merge", *parts, "--output", str(tmp_path / "joined")]) == 3
+        assert not (tmp_path / "joined").exists()
+        return capsys.readouterr().err
+
+    assert "task 2 is missing" in refused(one, three)
+    assert "stands there twice" in refused(one, three, str(tmp_path / "b.task-2-of-3"), one)
+    assert "is a whole index" in refused(one, str(tmp_path / "whole"), three)
+    assert "measured other rows" in refused(one, str(tmp_path / "b.task-2-of-3"), three)
+    assert main(["merge", one, "--rewrite", "--output", str(tmp_path / "joined")]) == 2

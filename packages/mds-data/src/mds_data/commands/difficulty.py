@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 
-from mds_data.commands.engines import default_workers
+from mds_data.commands.engines import chosen_engine, chosen_task
 from mds_data.commands.errors import UsageError
 from mds_data.commands.output import write
 from mds_data.commands.progress import ProgressLine
@@ -14,6 +14,7 @@ from mds_data.datasets.gpt import GPTDataset
 from mds_data.difficulty.analysis import Documents, TokenRows
 from mds_data.difficulty.analysis import analyze as run_analyze
 from mds_data.difficulty.index import DifficultyIndex, check_free, write_index
+from mds_data.preprocess.task import task_stretch
 from mds_data.store.token_store import TokenStore, open_store
 
 __all__ = ["analyze"]
@@ -22,23 +23,26 @@ __all__ = ["analyze"]
 def analyze(arguments: argparse.Namespace) -> int:
     """Measure every sample or document of a store."""
     names = list(dict.fromkeys(arguments.metric))
-    workers = default_workers() if arguments.workers is None else arguments.workers
-    if workers < 1:
-        raise UsageError(f"--workers ({workers}) must be at least 1.")
-    check_free(arguments.output, overwrite=arguments.overwrite)
-    with open_store(arguments.store) as store:
+    engine, task = chosen_engine(arguments), chosen_task(arguments)
+    output = arguments.output
+    if task is not None:
+        output = output.with_name(output.name + task.suffix())
+    check_free(output, overwrite=arguments.overwrite)
+    with open_store(arguments.store.absolute()) as store:  # workers may be elsewhere
         rows, facts = _rows(store, arguments)
         progress = ProgressLine(sys.stderr, label="analyze", unit=f"{arguments.unit}s")
-        values = run_analyze(rows, names, workers=workers, on_progress=progress.update)
+        part = task_stretch(len(rows), task)
+        values = run_analyze(rows, names, engine=engine, part=part, on_progress=progress.update)
         index = write_index(
-            arguments.output,
+            output,
             values,
             store=store,
             unit=arguments.unit,
             arguments=facts,
+            task=task,
             overwrite=arguments.overwrite,
         )
-    progress.finish(f"{len(rows):,} {arguments.unit}s measured in {arguments.output}")
+    progress.finish(f"{len(part):,} {arguments.unit}s measured in {output}")
     write(_table(index))
     return 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mds_data.commands.parser import command
+from mds_data.commands.parser import add_engine_options, command
 
 if TYPE_CHECKING:
     from mds_data.commands.parser import Commands
@@ -26,7 +26,10 @@ def add_analyze(commands: Commands) -> None:
         examples="examples:\n"
         "  mds-data analyze store --seq-length 1024 --split train --output difficulty\n"
         "  mds-data analyze store --unit document --metric length mean-rarity \\\n"
-        "                         mypackage.measures:readability --output difficulty",
+        "                         mypackage.measures:readability --output difficulty\n"
+        "as a job array:\n"
+        "  mds-data analyze store --seq-length 1024 --task 3/8 --output difficulty\n"
+        "  mds-data merge difficulty.task-* --output difficulty",
     )
     parser.add_argument("store", type=Path, metavar="STORE")
     parser.add_argument("--output", type=Path, required=True, metavar="INDEX", help="a new folder")
@@ -58,7 +61,11 @@ def add_analyze(commands: Commands) -> None:
     samples.add_argument(
         "--num-samples", type=int, metavar="N", help="samples; one epoch when left out"
     )
+    add_engine_options(parser)
     parser.add_argument(
-        "--workers", type=int, metavar="N", help="processes; all cores when left out"
+        "--task",
+        metavar="I/N",
+        help="measure part I of N of the samples only, as one task of a job array; merge joins "
+        "them. For rarity each task counts the tokens of all",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the index if it exists")

@@ -51,10 +51,13 @@ def verify(arguments: argparse.Namespace) -> int:
 
 
 def merge(arguments: argparse.Namespace) -> int:
-    """Join stores by links."""
+    """Join stores by links, or the parts of a difficulty index."""
+    from mds_data.difficulty.index import is_index
     from mds_data.store.join import join_stores, task_order
     from mds_data.store.merge import merge_stores
 
+    if any(map(is_index, arguments.sources)):
+        return _merge_indexes(arguments)
     if arguments.rewrite:
         joined = join_stores(arguments.sources, arguments.output, split=_share(arguments.split))
         _say(f"{_counts(joined)} in {arguments.output}")
@@ -62,6 +65,17 @@ def merge(arguments: argparse.Namespace) -> int:
     sources = task_order(arguments.sources)
     manifest = merge_stores(sources, arguments.output, split=_share(arguments.split))
     _say(f"{len(manifest.segments)} segments, {_counts(manifest)} in {arguments.output}")
+    return 0
+
+
+def _merge_indexes(arguments: argparse.Namespace) -> int:
+    from mds_data.difficulty.index import join_parts
+
+    if arguments.rewrite or arguments.split is not None:
+        raise UsageError("--rewrite and --split are for stores; an index needs neither.")
+    index = join_parts(arguments.sources, arguments.output)
+    rows = next(iter(index.metrics.values()))["count"]
+    _say(f"{rows:,} {index.unit}s, {', '.join(index.metrics)} in {arguments.output}")
     return 0
 
 
@@ -112,6 +126,7 @@ def repair(arguments: argparse.Namespace) -> int:
 def export(arguments: argparse.Namespace) -> int:
     """Write a store as a Megatron pair."""
     from mds_data.store.megatron import export_megatron
+    from mds_data.store.token_store import open_store
 
     prefix = arguments.output_prefix
     with open_store(arguments.store, key=key_of(arguments), expect=arguments.expect) as store:
@@ -127,7 +142,6 @@ def repack(arguments: argparse.Namespace) -> int:
 
     manifest = repack_store(arguments.store, arguments.output, layout=arguments.layout)
     size = sum(record.size for record in manifest.files.values())
-    from mds_data.store.token_store import open_store
     _say(f"{_counts(manifest)}, {megabytes(size)} MB ({manifest.layout}) in {arguments.output}")
     return 0
 

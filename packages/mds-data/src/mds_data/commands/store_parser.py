@@ -84,10 +84,12 @@ def _add_merge(commands: Commands) -> None:
         help="join stores without rewriting them",
         description="Join stores in the order given. Files are hard-linked where the file system\n"
         "can, so a merge costs neither time nor space. With --rewrite the tokens are copied: the\n"
-        "stores of a job array become the very bytes that one preprocess would have written.",
+        "stores of a job array become the very bytes that one preprocess would have written.\n"
+        "What the tasks of analyze have measured is joined into one index.",
         examples="examples:\n"
         "  mds-data merge part-0 part-1 --output whole --split 969,30,1\n"
-        "  mds-data merge store.task-* --rewrite --output store",
+        "  mds-data merge store.task-* --rewrite --output store\n"
+        "  mds-data merge difficulty.task-* --output difficulty",
     )
     parser.add_argument("sources", nargs="+", type=Path, metavar="STORE", help=f"or {_PAIR}")
     _add_output(parser)
@@ -162,9 +164,9 @@ def _add_export(commands: Commands) -> None:
     )
     parser.add_argument("store", type=Path, metavar="STORE")
     parser.add_argument("--output-prefix", type=Path, required=True, metavar="PREFIX")
-
-
     add_key_options(parser)
+
+
 def _add_repack(commands: Commands) -> None:
     parser = command(
         commands,

@@ -32,7 +32,7 @@ from mds_data.preprocess.engine import Engine
 from mds_data.preprocess.inputs import Record
 from mds_data.preprocess.records import RecordError
 from mds_data.preprocess.report import InputRecord
-from mds_data.preprocess.task import Task, parse_task
+from mds_data.preprocess.task import Task, parse_task, task_places
 
 __all__ = [
     "PLACE",
@@ -285,21 +285,14 @@ def open_parts(
     Raises:
         DataError: One is missing, or they were signed from other files or with other settings.
     """
-    parts = sorted(map(_open_part, folders), key=lambda part: part.task.number)
-    counts = {part.task.count for part in parts}
-    numbers = [part.task.number for part in parts]
-    wanted = list(range(1, max(counts, default=1) + 1))
-    if len(counts) != 1 or numbers != wanted:
-        missing = sorted(set(wanted) - set(numbers))
-        what = f"task {missing[0]} is missing" if missing else "they are of different job arrays"
-        raise DataError(
-            f"{', '.join(map(str, folders))}: {what}; give the signatures of every task once."
-        )
+    found = [_open_part(folder) for folder in folders]
+    places = task_places([part.task for part in found], names=folders)
+    parts = [found[place] for place in places]
     for part in parts:
         if part.settings != settings or part.description["keys"] != list(config.keys):
             raise DataError(f"{part.path}: was signed with other settings; give the same ones.")
-    found = [(each.path, each.size) for part in parts for each in part.inputs]
-    if found != [(each.path.as_posix(), each.size) for each in curated_source(config).files]:
+    signed = [(each.path, each.size) for part in parts for each in part.inputs]
+    if signed != [(each.path.as_posix(), each.size) for each in curated_source(config).files]:
         raise DataError(
             f"{', '.join(map(str, folders))}: were signed from other files than --input gives."
         )

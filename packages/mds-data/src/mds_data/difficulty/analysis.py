@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mds_data.difficulty.metrics import metric_named
 from mds_data.errors import DataError
-from mds_data.preprocess.workers import map_in_order
+from mds_data.preprocess.engine import Engine, LocalEngine
 from mds_data.store.selection import document_range
 from mds_data.store.token_store import TokenStore
 
@@ -103,6 +103,8 @@ def analyze(
     names: Sequence[str],
     *,
     workers: int = 1,
+    engine: Engine | None = None,
+    part: range | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, NDArray[np.float64]]:
     """Measure every row.
@@ -111,10 +113,12 @@ def analyze(
         rows: A `GPTDataset` (its samples) or `Documents`.
         names: Built-in measures (length, vocabulary-rarity, mean-rarity), or ``module:function``.
         workers: Processes that share the rows.
+        engine: Where to measure; ``workers`` processes of this machine when left out.
+        part: Measure these rows only, as one task of a job array. Rarity is that of all rows.
         on_progress: Called with the rows passed and their total; rarity passes them twice.
 
     Returns:
-        [rows] values by name.
+        [rows] values by name, [part] of a part.
 
     Raises:
         DataError: There is no such measure, or it gave no number.
@@ -122,7 +126,9 @@ def analyze(
     rare = any(name.endswith("-rarity") for name in names)
     for name in names:  # refuses unknown ones before a row is read
         metric_named(name, counts=np.zeros(1, np.int64))
-    total = len(rows) * (2 if rare else 1)
+    engine = engine or LocalEngine(workers=workers)
+    part = range(len(rows)) if part is None else part
+    total = len(part) + (len(rows) if rare else 0)
     done = 0
 
     def passed(stretch: Stretch) -> None:
@@ -131,29 +137,25 @@ def analyze(
         if on_progress is not None:
             on_progress(done, total)
 
-    counts = _counted(rows, workers=workers, passed=passed) if rare else None
+    counts = _counted(rows, engine=engine, passed=passed) if rare else None
     values: list[NDArray[np.float64]] = []
-    stretches = list(_stretches(len(rows)))
+    stretches = list(_stretches(part))
     make = partial(_measurer, rows, tuple(names), counts)
-    for stretch, part in zip(
-        stretches, map_in_order(stretches, make=make, workers=workers), strict=True
-    ):
-        values.append(part)
+    for stretch, measured in zip(stretches, engine.map(stretches, make=make), strict=True):
+        values.append(measured)
         passed(stretch)
     joined = np.concatenate(values, axis=1) if values else np.empty((len(names), 0))
     return dict(zip(names, joined, strict=True))
 
 
 def _counted(
-    rows: TokenRows, *, workers: int, passed: Callable[[Stretch], None]
+    rows: TokenRows, *, engine: Engine, passed: Callable[[Stretch], None]
 ) -> NDArray[np.int64]:
     counts = np.zeros(rows.store.vocab_size, np.int64)
-    stretches = list(_stretches(len(rows)))
+    stretches = list(_stretches(range(len(rows))))
     make = partial(_counter, rows)
-    for stretch, part in zip(
-        stretches, map_in_order(stretches, make=make, workers=workers), strict=True
-    ):
-        counts += part
+    for stretch, found in zip(stretches, engine.map(stretches, make=make), strict=True):
+        counts += found
         passed(stretch)
     return counts
 
@@ -168,6 +170,6 @@ def _counter(rows: TokenRows) -> Callable[[Stretch], NDArray[np.int64]]:
     return partial(count_tokens, rows)
 
 
-def _stretches(count: int) -> Iterator[Stretch]:
-    for start in range(0, count, _STRETCH):
-        yield Stretch(start, min(start + _STRETCH, count))
+def _stretches(part: range) -> Iterator[Stretch]:
+    for start in range(part.start, part.stop, _STRETCH):
+        yield Stretch(start, min(start + _STRETCH, part.stop))

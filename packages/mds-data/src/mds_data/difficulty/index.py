@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mds_data.errors import DataError
+from mds_data.preprocess.task import Task, parse_task, task_places
 from mds_data.store.records import package_version
 from mds_data.store.token_store import TokenStore
 
-__all__ = ["DifficultyIndex", "check_free", "open_index", "write_index"]
+__all__ = [
+    "DifficultyIndex",
+    "check_free",
+    "is_index",
+    "join_parts",
+    "open_index",
+    "write_index",
+]
 
 _DESCRIPTION = "difficulty.json"
 _FORMAT = "mds-difficulty/1"
@@ -37,6 +45,8 @@ class DifficultyIndex:
     store_revision: int
     metrics: Mapping[str, Mapping[str, Any]]
     """File, digest and range of each measure."""
+    task: str | None = None
+    """``3/8`` if it is what one task of a job array measured."""
 
     def values(self, name: str) -> NDArray[np.float64]:
         """[rows] one measure.
@@ -88,26 +98,54 @@ def write_index(
     store: TokenStore,
     unit: str,
     arguments: Mapping[str, Any],
+    task: Task | None = None,
     overwrite: bool = False,
 ) -> DifficultyIndex:
     """Write an index folder, which appears whole.
 
+    Args:
+        path: The folder.
+        values: [rows] each measure.
+        store: What was measured.
+        unit: ``sample`` or ``document``.
+        arguments: What made the rows.
+        task: Which part of the rows these are; the parts of a job array are joined later.
+        overwrite: Replace an index that is there.
+
     Raises:
         DataError: ``path`` exists.
     """
-    root = Path(path)
+    manifest = store.manifest
+    facts = {
+        "store": {"uuid": manifest.uuid, "revision": manifest.revision},
+        "unit": unit,
+        "arguments": {name: _plain(value) for name, value in arguments.items()},
+    }
+    _write_folder(Path(path), values, facts, task=task, overwrite=overwrite)
+    return _read_index(Path(path))
+
+
+def _write_folder(
+    root: Path,
+    values: Mapping[str, NDArray[np.float64]],
+    facts: Mapping[str, Any],
+    *,
+    task: Task | None,
+    overwrite: bool,
+) -> None:
     check_free(root, overwrite=overwrite)
     partial = root.with_name(f"{root.name}.partial-{os.urandom(8).hex()}")
     partial.mkdir(parents=True)
     try:
-        description = _write(partial, values, store=store, unit=unit, arguments=arguments)
+        description = _write(partial, values, facts)
+        if task is not None:
+            description["task"] = str(task)
         _sync_file(partial / _DESCRIPTION, json.dumps(description, indent=1).encode())
         if root.exists():
             shutil.rmtree(root)
         partial.replace(root)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return open_index(root)
 
 
 def check_free(root: Path, *, overwrite: bool) -> None:
@@ -129,10 +167,7 @@ def check_free(root: Path, *, overwrite: bool) -> None:
 def _write(
     folder: Path,
     values: Mapping[str, NDArray[np.float64]],
-    *,
-    store: TokenStore,
-    unit: str,
-    arguments: Mapping[str, Any],
+    facts: Mapping[str, Any],
 ) -> dict[str, Any]:
     metrics = {}
     for name, row in values.items():
@@ -150,9 +185,7 @@ def _write(
     return {
         "format": _FORMAT,
         "producer": {"name": "mds-data", "version": package_version()},
-        "store": {"uuid": store.manifest.uuid, "revision": store.manifest.revision},
-        "unit": unit,
-        "arguments": {name: _plain(value) for name, value in arguments.items()},
+        **facts,
         "metrics": metrics,
     }
 
@@ -169,9 +202,58 @@ def open_index(path: str | os.PathLike[str]) -> DifficultyIndex:
 
     Raises:
         FileNotFoundError: There is nothing at ``path``.
-        DataError: The folder is no index, or one of another version.
+        DataError: The folder is no index, one of another version, or one task's part.
     """
-    root = Path(path)
+    index = _read_index(Path(path))
+    if index.task is not None:
+        raise DataError(
+            f"{path}: is what task {index.task} measured; join the parts of all by mds-data merge"
+        )
+    return index
+
+
+def is_index(path: Path) -> bool:
+    """Whether a folder looks like a difficulty index, or a part of one."""
+    return (path / _DESCRIPTION).is_file()
+
+
+def join_parts(parts: Sequence[Path], path: Path) -> DifficultyIndex:
+    """Write the index of all rows from what the tasks of a job array have measured.
+
+    Args:
+        parts: The folders of all tasks.
+        path: The new index.
+
+    Raises:
+        DataError: A task is missing, or they measured other rows, or one is a whole index.
+    """
+    read = [_read_index(part) for part in parts]
+    tasks = []
+    for index in read:
+        if index.task is None:
+            raise DataError(f"{index.path}: is a whole index, no part of one; leave it out")
+        tasks.append(parse_task(index.task))
+    found = [read[place] for place in task_places(tasks, names=parts)]
+    first = found[0]
+    for index in found:
+        if _facts(index) != _facts(first) or list(index.metrics) != list(first.metrics):
+            raise DataError(f"{index.path}: measured other rows, or otherwise, than {first.path}")
+    values = {
+        name: np.concatenate([index.values(name) for index in found]) for name in first.metrics
+    }
+    _write_folder(path, values, _facts(first), task=None, overwrite=False)
+    return _read_index(path)
+
+
+def _facts(index: DifficultyIndex) -> dict[str, Any]:
+    return {
+        "store": {"uuid": index.store_uuid, "revision": index.store_revision},
+        "unit": index.unit,
+        "arguments": dict(index.arguments),
+    }
+
+
+def _read_index(root: Path) -> DifficultyIndex:
     if not root.exists():
         raise FileNotFoundError(f"{root}: there is no such difficulty index; check the path")
     try:
@@ -185,6 +267,7 @@ def open_index(path: str | os.PathLike[str]) -> DifficultyIndex:
             store_uuid=found["store"]["uuid"],
             store_revision=found["store"]["revision"],
             metrics=found["metrics"],
+            task=found.get("task"),
         )
     except (OSError, KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError):
         raise DataError(f"{root}: is no difficulty index; write one by mds-data analyze") from None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from mds_data.preprocess.batches import Batch
 from mds_data.preprocess.source import Mark, Source
@@ -13,13 +13,22 @@ from mds_data.preprocess.workers import map_in_order
 __all__ = ["Engine", "LocalEngine"]
 
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
 class Engine(Protocol):
-    """Applies a function to every batch of a source, and gives the results in order."""
+    """Applies a function to every batch of a source, or every item; gives results in order."""
 
     def run(
         self, source: Source, *, make: Callable[[], Callable[[Batch], Any]]
     ) -> Iterator[tuple[Mark, Any]]:
         """Yield each batch's mark and ``make()(batch)``; ``make`` is called in each worker."""
+
+    def map(
+        self, items: Iterable[Item], *, make: Callable[[], Callable[[Item], Result]]
+    ) -> Iterator[Result]:
+        """Yield ``make()(item)``; ``make`` is called in each worker."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,3 +50,9 @@ class LocalEngine:
         )
         for result in results:
             yield source.marks.popleft(), result
+
+    def map(
+        self, items: Iterable[Item], *, make: Callable[[], Callable[[Item], Result]]
+    ) -> Iterator[Result]:
+        """Yield ``make()(item)``."""
+        return map_in_order(items, make=make, workers=self.workers)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mds_data.preprocess.batches import Batch
 from mds_data.preprocess.inputs import InputFile, TextUnit
@@ -21,6 +22,9 @@ from mds_data.preprocess.source import FileBatches, Mark, Source
 from mds_data.preprocess.workers import WorkerError, keep_to_one_thread
 
 __all__ = ["RayEngine"]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 _WAITING = 8
 """Results of a file that wait for the driver."""
@@ -49,17 +53,46 @@ class RayEngine:
             WorkerError: A worker died more often than it may, or the cluster is gone.
             ImportError: Ray is not installed.
         """
+        with self._cluster() as ray:
+            yield from self._results(ray, source, make)
+
+    def map(
+        self, items: Iterable[Item], *, make: Callable[[], Callable[[Item], Result]]
+    ) -> Iterator[Result]:
+        """Yield ``make()(item)``, in order, one task an item.
+
+        Raises:
+            WorkerError: A worker died more often than it may, or the cluster is gone.
+            ImportError: Ray is not installed.
+        """
+        with self._cluster() as ray:
+            task = ray.remote(_item_result).options(max_retries=self.retries)
+            function, folder = ray.put(make), str(Path.cwd())
+            most = 2 * self._at_once(ray)
+            waiting: deque[Any] = deque()
+            for item in items:
+                waiting.append(task.remote(item, function, folder))
+                if len(waiting) >= most:
+                    yield _answer(ray, waiting.popleft())
+            while waiting:
+                yield _answer(ray, waiting.popleft())
+
+    @contextmanager
+    def _cluster(self) -> Iterator[Any]:
         ray = _ray()
         started = not ray.is_initialized()
         try:
             if started:
                 ray.init(address=self.address, log_to_driver=False, logging_level="warning")
-            yield from self._results(ray, source, make)
+            yield ray
         except ConnectionError as error:
             raise WorkerError(f"no Ray cluster answers at {self.address}: {error}") from error
         finally:
             if started:
                 ray.shutdown()
+
+    def _at_once(self, ray: Any) -> int:
+        return self.tasks or max(1, int(ray.cluster_resources().get("CPU", 1)))
 
     def _results(
         self, ray: Any, source: Source, make: Callable[[], Callable[[Batch], Any]]
@@ -69,7 +102,7 @@ class RayEngine:
             max_retries=self.retries,
             _generator_backpressure_num_objects=_WAITING,
         )
-        most = self.tasks or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        most = self._at_once(ray)
         function = ray.put(make)
         coming: deque[tuple[int, Any]] = deque()
         numbers = iter(range(len(source.done), len(source.files)))
@@ -133,6 +166,24 @@ def _file_results(
         behind = work.start is not None and mark.batch <= work.start.batch
         yield mark, None if behind else function(batch)
     yield None, batches.record
+
+
+def _item_result(item: Any, make: Callable[[], Callable[[Any], Any]], folder: str) -> Any:
+    """Return the result of one item. Runs in a worker."""
+    os.chdir(folder)
+    keep_to_one_thread()
+    return make()(item)
+
+
+def _answer(ray: Any, reference: Any) -> Any:
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    except ray.exceptions.RayError as error:
+        raise WorkerError(
+            f"a Ray worker ended without an answer: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def _ray() -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mds_data.preprocess.inputs import InputError, InputFile
 
-__all__ = ["Task", "parse_task", "task_files", "task_path", "task_stretch"]
+__all__ = ["Task", "parse_task", "task_files", "task_path", "task_places", "task_stretch"]
 
 _PACKED = {".gz", ".bz2", ".xz"}
 _SPELLING = re.compile(r"([0-9]{1,6})/([0-9]{1,6})")
@@ -60,6 +60,29 @@ def task_stretch(count: int, task: Task | None) -> range:
     if task is None:
         return range(count)
     return range((task.number - 1) * count // task.count, task.number * count // task.count)
+
+
+def task_places(tasks: Sequence[Task], *, names: Sequence[object]) -> list[int]:
+    """Return the places of one job array's tasks, in their order.
+
+    Args:
+        tasks: As they were found.
+        names: Where each was found, for the message.
+
+    Raises:
+        InputError: A task is missing, stands there twice, or is of another job array.
+    """
+    counts = {task.count for task in tasks}
+    numbers = [task.number for task in tasks]
+    wanted = set(range(1, max(counts, default=1) + 1))
+    if len(counts) == 1 and len(numbers) == len(wanted) and set(numbers) == wanted:
+        return sorted(range(len(tasks)), key=numbers.__getitem__)
+    missing = sorted(wanted - set(numbers))
+    if len(counts) > 1:
+        what = "they are of different job arrays"
+    else:
+        what = f"task {missing[0]} is missing" if missing else "a task stands there twice"
+    raise InputError(f"{', '.join(map(str, names))}: {what}; give what every task wrote, once.")
 
 
 def task_files(files: Sequence[InputFile], task: Task | None) -> list[InputFile]:
