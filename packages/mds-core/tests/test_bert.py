@@ -6,6 +6,7 @@ import pytest
 import torch
 from core_cells import BERT
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from mds_core.config import Execution
 from mds_core.groups import Layout, ProcessGroups
@@ -117,3 +118,14 @@ def test_sequence_parallelism_is_refused() -> None:
 def test_more_tokens_than_positions_are_refused() -> None:
     with pytest.raises(ValueError, match="position 16 has no vector"):
         build()(tokens(length=17))
+
+
+def test_flops_are_those_of_the_matrix_products_that_run() -> None:
+    model = Bert(BERT, SINGLE, execution=Execution(attention_kernel="math"))
+
+    with FlopCounterMode(display=False) as counter:
+        model(tokens()[:1])
+
+    # 2 operations a multiplication; the padded rows of the vocabulary do not count.
+    surplus = 2 * 12 * BERT.hidden_size * (BERT.padded_vocab_size() - BERT.vocab_size)
+    assert BERT.flops_per_token(12) * 12 == 3 * (counter.get_total_flops() - surplus)

@@ -45,3 +45,16 @@ class BertConfig(GPTConfig):
         binary_head = dense + 2 * (self.hidden_size + 1) if self.binary_head else 0
         token_types = self.num_token_types * self.hidden_size
         return GPTConfig.num_params(self) + token_types + word_head + binary_head
+
+    def flops_per_token(self, seq_length: int) -> float:
+        """Floating-point operations of one training step per token, forward and backward.
+
+        Counted are the matrix products only, as for `GPTConfig`, but every token attends to every
+        other one, and the heads come on top.
+        """
+        attention = 2 * self.num_attention_heads * self.channels * seq_length
+        layer = self._attention_matmul_params() + attention
+        mlp = self.hidden_size * (self._fc1_width + self.ffn_width)
+        words = self.hidden_size * (self.hidden_size + self.vocab_size)
+        binary = self.hidden_size * (self.hidden_size + 2) if self.binary_head else 0
+        return 6.0 * (self.num_layers * (layer + mlp) + words + binary / seq_length)

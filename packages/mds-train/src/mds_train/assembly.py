@@ -13,15 +13,15 @@ import torch
 import torch.distributed as dist
 
 from mds_core.groups import Layout, ProcessGroups
-from mds_core.models import GPT
 from mds_core.pipeline import Pipeline
 from mds_core.sharding import ParameterShard
-from mds_train.batches import BatchReader, Samples
+from mds_train.batches import BatchReader, Collate, Samples
 from mds_train.config import TrainConfig
 from mds_train.config.batch_growth import BatchSizes
 from mds_train.data.building import Stores, open_stores, training_samples, validation_samples
+from mds_train.data.families import collate_of
 from mds_train.engines.interface import Engine
-from mds_train.model_building import build_model, global_shapes
+from mds_train.model_building import Model, build_model, global_shapes
 from mds_train.schedule import Schedule
 
 __all__ = ["Parts", "assemble", "choose_device"]
@@ -38,6 +38,9 @@ class Parts:
     stores: Stores
     reader: BatchReader
     validation: Samples | None
+    collate: Collate
+    """How samples become a micro batch of the model's family."""
+
     shards: dict[str, ParameterShard]
     """What this rank holds of each of its parameters."""
 
@@ -93,6 +96,7 @@ def assemble(config: TrainConfig) -> Parts:
         stores=stores,
         reader=_reader(config, stores, groups=groups),
         validation=validation_samples(config, stores),
+        collate=collate_of(config),
         shards=shards,
         shapes=shapes,
         engine=_engine(model, config, groups=groups, shards=shards, shapes=shapes),
@@ -134,11 +138,12 @@ def _reader(config: TrainConfig, stores: Stores, *, groups: ProcessGroups) -> Ba
         rank=groups.dp_rank,
         size=groups.dp_size,
         workers=config.data.workers,
+        collate=collate_of(config),
     )
 
 
 def _engine(
-    model: GPT | Pipeline,
+    model: Model | Pipeline,
     config: TrainConfig,
     *,
     groups: ProcessGroups,

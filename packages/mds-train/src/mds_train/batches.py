@@ -116,6 +116,11 @@ class ModelInput:
         mask[samples:] = 0.0
         return dataclasses.replace(self, loss_mask=mask)
 
+    @classmethod
+    def named(cls, terms: Tensor) -> dict[str, float]:
+        """The terms [k] by name; none where the only one is the loss itself."""
+        return dict(zip(cls.TERMS, terms.tolist(), strict=True)) if len(cls.TERMS) > 1 else {}
+
     def arguments(self) -> dict[str, Tensor]:
         """What the model is called with."""
         raise NotImplementedError

@@ -188,7 +188,7 @@ def _recipes_parser(commands: _Commands[argparse.ArgumentParser]) -> argparse.Ar
     return _taught_parser(
         commands,
         "recipes",
-        "Ready configurations: GPT-3 125M to 175B and 1T, Llama 2 and 3, experts.",
+        "Ready configurations: GPT-3 125M to 175B and 1T, Llama 2 and 3, experts, BERT, T5.",
         examples=EXAMPLES,
         add_arguments=add_arguments,
         command=_recipes,

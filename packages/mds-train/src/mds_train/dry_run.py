@@ -37,13 +37,9 @@ def describe_run(config: TrainConfig, *, world_size: int) -> Table:
 
 
 def _model_rows(config: TrainConfig) -> list[tuple[str, str]]:
-    from mds_core import ProcessGroups
-    from mds_core.models import GPT
+    from mds_train.model_building import global_shapes
 
-    core = config.model.core(tp_size=config.parallel.tp_size)
-    model = GPT(core, ProcessGroups.single(), device="meta")
-    flops = config.model.flops_per_token(config.data.seq_length)
-    tensors = sum(1 for _ in model.parameters())
+    flops, tensors = config.flops_per_token, len(global_shapes(config))
     return [
         ("parameters", f"{config.model.num_params():,} in {tensors} tensors"),
         ("FLOPs a token", f"{short_number(flops)} (forward and backward)"),
@@ -60,12 +56,13 @@ def _data_rows(config: TrainConfig) -> list[tuple[str, str]]:
     steps, sizes = config.train.train_steps, BatchSizes.from_config(config.train)
     epochs = sizes.consumed_after(steps) / max(1, epoch)
     tokens = SequenceLengths.from_config(config.data).tokens_of(steps, sizes=sizes)
+    tokens += sizes.consumed_after(steps) * (config.data.decoder_seq_length or 0)
     return [
         *(
             ("documents", f"{len(store):,} in {path}")
             for path, store in zip(config.data.paths, stores.training, strict=True)
         ),
-        ("samples an epoch", f"{epoch:,} of {config.data.seq_length} tokens"),
+        ("samples an epoch", f"{epoch:,} of {config.data.tokens_of_sample} tokens"),
         (
             "this run",
             f"{config.train.train_steps} steps, {epochs:.2f} epochs, {short_number(tokens)} tokens",

@@ -24,7 +24,8 @@ class Evaluation:
     """The sum of the terms."""
 
     tokens: int
-    terms: tuple[float, ...]
+    terms: dict[str, float]
+    """By name; none where there is but one."""
 
 
 def shares(
@@ -68,5 +69,7 @@ def evaluate(
             sums = sums + engine.losses(batch)
             counts = counts + torch.stack([micro.counts() for micro in batch]).sum(0)
     sums, counts = sum_over(sums, group=groups.dp), sum_over(counts, group=groups.dp)
-    terms = (sums / counts.clamp(min=1.0)).tolist()
-    return Evaluation(loss=sum(terms), tokens=round(counts[0].item()), terms=tuple(terms))
+    terms = sums / counts.clamp(min=1.0)
+    return Evaluation(
+        loss=terms.sum().item(), tokens=round(counts[0].item()), terms=batch[0].named(terms)
+    )

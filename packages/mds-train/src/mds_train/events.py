@@ -48,7 +48,7 @@ class StepReport:
     step: int
     """1 for the first step."""
     loss: float
-    """Mean over the counted tokens of the global batch, before the update."""
+    """Mean over the counted tokens of the global batch, before the update; the sum of its terms."""
     lr: float
     weight_decay: float
     grad_norm: float
@@ -71,6 +71,8 @@ class StepReport:
     """This step was one of them."""
     loss_scale: float = 1.0
     """What the loss was multiplied by before the backward pass; other than 1 with fp16 only."""
+    loss_terms: dict[str, float] = field(default_factory=dict)
+    """The terms of the loss by name (of a BERT: words, binary); empty where there is but one."""
     phases: dict[str, float] = field(default_factory=dict)
     """Seconds of each part of the step on this rank; exact on accelerators with watch.timers."""
 
@@ -81,10 +83,12 @@ class ValidationReport:
 
     step: int
     loss: float
-    """Mean over all counted tokens."""
+    """Mean over all counted tokens; the sum of its terms."""
     tokens: int
     seconds: float
     name: str = "validation"
+    loss_terms: dict[str, float] = field(default_factory=dict)
+    """As in `StepReport`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

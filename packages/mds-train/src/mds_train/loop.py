@@ -285,7 +285,7 @@ class _Run:
         )
         phases = self._timer.taken()
         self._add_phases(phases)
-        tokens = samples * length
+        tokens = samples * (length + (self._config.data.decoder_seq_length or 0))
         applied = outcome.update.applied
         self._state = state.after_step(samples=samples, tokens=tokens, applied=applied)
         self._loss = outcome.loss
@@ -293,6 +293,7 @@ class _Run:
         report = StepReport(
             step=self._state.iteration,
             loss=outcome.loss,
+            loss_terms=outcome.terms,
             lr=lr,
             weight_decay=weight_decay,
             grad_norm=outcome.update.grad_norm,
@@ -360,12 +361,14 @@ class _Run:
             micro_batch_size=self._config.train.micro_batch_size,
             groups=self._parts.groups,
             device=self._parts.device,
+            collate=self._parts.collate,
         )
         self._validation_loss = found.loss
         report = ValidationReport(
             step=self._state.iteration,
             loss=found.loss,
             tokens=found.tokens,
+            loss_terms=found.terms,
             seconds=time.perf_counter() - began,
         )
         for watcher in self._watchers:
@@ -379,7 +382,7 @@ class _Run:
             world_size=self._parts.groups.layout.world_size,
             parallel=self._parts.degrees,
             num_parameters=self._config.model.num_params(),
-            flops_per_token=self._config.model.flops_per_token(self._config.data.seq_length),
+            flops_per_token=self._config.flops_per_token,
             step=self._state.iteration,
             consumed_samples=self._state.consumed_samples,
             consumed_tokens=self._state.consumed_tokens,

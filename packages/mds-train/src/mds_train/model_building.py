@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TypeAlias
 
 import torch
 
 from mds_core.config import Execution
 from mds_core.groups import ProcessGroups
-from mds_core.models import GPT
+from mds_core.models import GPT, T5, Bert
 from mds_core.partition import Stage, balance, parameter_costs, stages_of
 from mds_core.pipeline import Pipeline
 from mds_train.config import TrainConfig
 
-__all__ = ["build_model", "execution_of", "global_shapes", "parameter_dtype", "stages"]
+__all__ = [
+    "Model",
+    "build_model",
+    "build_undivided",
+    "execution_of",
+    "global_shapes",
+    "parameter_dtype",
+    "stages",
+]
 
 logger = logging.getLogger(__name__)
 
 
+Model: TypeAlias = GPT | Bert | T5
+"""A model that is not divided into pipeline stages."""
+
+_KINDS: Mapping[str, type[Model]] = MappingProxyType({"gpt": GPT, "bert": Bert, "t5": T5})
+
+
 def build_model(
     config: TrainConfig, groups: ProcessGroups, *, device: torch.device
-) -> GPT | Pipeline:
+) -> Model | Pipeline:
     """The model of a run with its start values: this rank's part of it."""
     if config.parallel.sequence_parallel and groups.tp_size == 1:
         logger.warning(
@@ -28,8 +45,16 @@ def build_model(
         )
     if groups.pp_size > 1:
         return _build_pipeline(config, groups, device=device)
-    return GPT(
-        config.model.core(tp_size=config.parallel.tp_size),
+    return build_undivided(config, groups, device=device)
+
+
+def build_undivided(
+    config: TrainConfig, groups: ProcessGroups, *, device: torch.device | str
+) -> Model:
+    """The model of the run's family without pipeline stages; on "meta" without memory."""
+    kind = _KINDS[config.model.family]
+    return kind(
+        config.model.core(tp_size=config.parallel.tp_size),  # type: ignore[arg-type]
         groups,
         seed=config.train.seed,
         dtype=parameter_dtype(config),
@@ -68,9 +93,7 @@ def stages(config: TrainConfig) -> tuple[Stage, ...]:
 
 def global_shapes(config: TrainConfig) -> dict[str, tuple[int, ...]]:
     """Shape of every parameter of the whole model, in its order."""
-    model = GPT(
-        config.model.core(tp_size=config.parallel.tp_size), ProcessGroups.single(), device="meta"
-    )
+    model = build_undivided(config, ProcessGroups.single(), device="meta")
     return {name: shard.global_shape for name, shard in model.parameter_shards().items()}
 
 

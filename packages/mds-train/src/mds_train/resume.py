@@ -21,6 +21,7 @@ from mds_core.sharding import ParameterShard, flat_pieces
 from mds_train.assembly import Parts
 from mds_train.config import CheckpointConfig
 from mds_train.config.schema import continues_itself
+from mds_train.data.families import kind_of_samples
 from mds_train.engines.interface import Fragment
 from mds_train.exchange import attempt_on_all
 from mds_train.state import TrainState
@@ -276,6 +277,9 @@ def _data_differences(parts: Parts, saved: Mapping[str, Any]) -> list[str]:
     }
     if "weights" in sampler:  # one store has none, and neither has a checkpoint of an older version
         now["data.weights"] = (list(sampler["weights"]), list(config.data.weights))
+    for name, value in kind_of_samples(config).items():
+        key = f"data.{name}"
+        now[key] = (sampler.get(name), value)
     stores = [store.get("uuid") for store in saved.get("stores") or ()]
     here = [store.manifest.uuid for store in parts.stores.training]
     if len(stores) != len(here) or any(

@@ -30,6 +30,7 @@ from mds_ckpt.tensors.dtype import numpy_dtype
 from mds_core.groups import group_rank, group_size
 from mds_core.sharding import ParameterShard, flat_pieces
 from mds_train.assembly import Parts
+from mds_train.data.families import kind_of_samples
 from mds_train.engines.interface import Fragment
 from mds_train.state import TrainState
 
@@ -234,6 +235,7 @@ def _data_record(parts: Parts, state: TrainState) -> dict[str, Any]:
             "split": data.split,
             "order": data.order,
             "weights": list(data.weights),
+            **kind_of_samples(parts.config),
         },
         "stores": [
             {

@@ -49,6 +49,7 @@ _PATHS = (
     "data.store",
     "data.stores",
     "data.valid_stores",
+    "data.tokenizer",
     "checkpoint.load",
     "checkpoint.backup",
     "train.run_dir",

@@ -23,8 +23,8 @@ class StepOutcome:
     loss: float
     """Mean over the counted tokens of the global batch; the sum of the terms."""
 
-    terms: tuple[float, ...]
-    """The terms of the loss, in the order of the batch's names for them."""
+    terms: dict[str, float]
+    """The terms of the loss by name; none where there is but one."""
 
     update: Update
 
@@ -61,7 +61,7 @@ def train_step(
     update = engine.step(lr=lr, weight_decay=weight_decay)
     mark("sum of the loss")
     terms = sum_over(total, group=groups.dp) / counted
-    return StepOutcome(loss=terms.sum().item(), terms=tuple(terms.tolist()), update=update)
+    return StepOutcome(loss=terms.sum().item(), terms=batch[0].named(terms), update=update)
 
 
 def sum_over(value: Tensor, *, group: dist.ProcessGroup | None) -> Tensor:

@@ -15,6 +15,10 @@ from mds_train.errors import UsageError
 
 SETS = {
     "--num-layers 4": {"model.num_layers": 4},
+    "--encoder-num-layers 4": {"model.num_layers": 4},
+    "--decoder-num-layers 3": {"model.decoder_num_layers": 3},
+    "--bert-no-binary-head": {"model.binary_head": False},
+    "--apply-residual-connection-post-layernorm": {"model.residual_post_layernorm": True},
     "--hidden-size 64": {"model.hidden_size": 64},
     "--ffn-hidden-size 256": {"model.ffn_hidden_size": 256},
     "--num-attention-heads 8": {"model.num_attention_heads": 8},
@@ -132,6 +136,10 @@ SETS = {
     "--lr-decay-tokens 204800": {"schedule.decay_steps": 100},
     "--split 969,30,1": {"data.split": "969,30,1"},
     "--seq-length 1024": {"data.seq_length": 1024},
+    "--encoder-seq-length 1024": {"data.seq_length": 1024},
+    "--decoder-seq-length 128": {"data.decoder_seq_length": 128},
+    "--mask-prob 0.2": {"data.mask_probability": 0.2},
+    "--short-seq-prob 0.2": {"data.short_probability": 0.2},
     "--num-workers 2": {"data.workers": 2},
     "--save runs/x": {"train.run_dir": "runs/x"},
     "--load runs/x": {"checkpoint.load": "runs/x"},

@@ -7,9 +7,10 @@ from typing import Literal
 
 from mds_train.config.checks import require_choice, require_not_negative, require_positive
 
-__all__ = ["DataConfig", "Order"]
+__all__ = ["DataConfig", "Order", "Segments"]
 
 Order = Literal["fast", "megatron"]
+Segments = Literal["order", "next"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +44,27 @@ class DataConfig:
     workers: int = 0
     """Threads that read ahead while the model works; 0 reads when a batch is needed."""
 
+    decoder_seq_length: int | None = None
+    """Of a T5: tokens that its decoder writes; its encoder reads seq_length."""
+
+    pairs: bool = False
+    """Of a T5: the store holds pairs of source and target (`mds-data preprocess-nmt`), which the
+    encoder reads and the decoder writes; otherwise spans are cut out of texts."""
+
+    segments: Segments | None = None
+    """Of a BERT with a binary head: it tells whether two segments were swapped ("order", what is
+    taken when left out) or are no neighbours ("next")."""
+
+    mask_probability: float | None = None
+    """Of a BERT or T5: share of the tokens that is to be predicted; 0.15 when left out."""
+
+    short_probability: float | None = None
+    """Of a BERT or T5: share of samples of a random, shorter length; 0.1 when left out."""
+
+    tokenizer: str | None = None
+    """Of a BERT or T5: the tokenizer's file (tokenizer.json, a SentencePiece model, or BERT's
+    vocab.txt) where the stores keep none, as a Megatron pair; its marks and words are needed."""
+
     curriculum_start_length: int | None = None
     """Cut the first samples to this length, which grows to seq_length over curriculum_steps."""
 
@@ -61,13 +83,26 @@ class DataConfig:
         require_positive("data.seq_length", self.seq_length)
         require_choice("data.order", self.order, choices=("fast", "megatron"))
         require_not_negative("data.workers", self.workers)
+        require_positive("data.decoder_seq_length", self.decoder_seq_length)
+        for key in ("mask_probability", "short_probability"):
+            _check_share(f"data.{key}", getattr(self, key))
         if self.split is not None:
             _check_split(self.split)
+
+    @property
+    def tokens_of_sample(self) -> int:
+        """Tokens that a model sees of a sample, those of a decoder counted."""
+        return self.seq_length + (self.decoder_seq_length or 0)
 
     @property
     def paths(self) -> tuple[str, ...]:
         """The stores that are trained on."""
         return self.stores or ((self.store,) if self.store else ())
+
+
+def _check_share(key: str, value: float | None) -> None:
+    if value is not None and not 0 <= value <= 1:
+        raise ValueError(f"{key} is {value}, but it must lie from 0 to 1.")
 
 
 def _check_stores(data: DataConfig) -> None:

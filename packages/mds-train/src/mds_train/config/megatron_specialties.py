@@ -21,22 +21,9 @@ _MODELS: tuple[OldFlag, ...] = (
         "--init-method-xavier-uniform",
     ),
     _refused(
-        "leave it out: the residual stream begins before the norm and has the model's precision",
-        "--apply-residual-connection-post-layernorm",
+        "leave it out: the residual stream has the model's precision",
         "--fp32-residual-connection",
         "--embedding-weights-in-fp32",
-    ),
-    _refused(
-        "leave it out: only decoders train here; --num-layers and --seq-length are theirs",
-        "--encoder-num-layers",
-        "--decoder-num-layers",
-        "--encoder-seq-length",
-        "--decoder-seq-length",
-        "--bert-no-binary-head",
-        "--mask-prob",
-        "--short-seq-prob",
-        "--mask-type",
-        "--mask-factor",
     ),
     _refused(
         "leave it out: this kind of expert layer is not trained here",
@@ -113,6 +100,8 @@ _MODELS: tuple[OldFlag, ...] = (
         *(
             f"--{name}"
             for name in (
+                "mask-type",
+                "mask-factor",
                 "num-classes",
                 "img-h",
                 "img-w",

@@ -151,7 +151,13 @@ _BATCH = ("train.global_batch_size", "train.rampup_batch_size?")
 _TOKENS = (*_BATCH, "data.seq_length")
 
 _MODEL: tuple[OldFlag, ...] = (
-    Value(names=("--num-layers",), key="model.num_layers"),
+    Value(names=("--num-layers", "--encoder-num-layers"), key="model.num_layers"),
+    Value(names=("--decoder-num-layers",), key="model.decoder_num_layers"),
+    Switch(names=("--bert-no-binary-head",), values={"model.binary_head": False}),
+    Switch(
+        names=("--apply-residual-connection-post-layernorm",),
+        values={"model.residual_post_layernorm": True},
+    ),
     Value(names=("--hidden-size",), key="model.hidden_size"),
     Value(names=("--ffn-hidden-size",), key="model.ffn_hidden_size"),
     Value(names=("--num-attention-heads",), key="model.num_attention_heads"),
@@ -436,7 +442,10 @@ _DATA: tuple[OldFlag, ...] = (
     Many(names=("--data-path", "--train-data-path"), read=_blend("")),
     Many(names=("--valid-data-path",), read=_blend("valid_")),
     Value(names=("--split",), key="data.split"),
-    Value(names=("--seq-length",), key="data.seq_length"),
+    Value(names=("--seq-length", "--encoder-seq-length"), key="data.seq_length"),
+    Value(names=("--decoder-seq-length",), key="data.decoder_seq_length"),
+    Value(names=("--mask-prob",), key="data.mask_probability"),
+    Value(names=("--short-seq-prob",), key="data.short_probability"),
     Value(names=("--num-workers",), key="data.workers"),
     Ignored(
         names=(
@@ -447,7 +456,10 @@ _DATA: tuple[OldFlag, ...] = (
             "--vocab-extra-ids",
         ),
         takes_value=True,
-        reason="the tokens are read as they were preprocessed; the store knows its tokenizer",
+        reason=(
+            "the tokens are read as they were preprocessed, and a store knows its tokenizer (a "
+            "Megatron pair of a BERT or T5 does not: --data.tokenizer FILE)"
+        ),
     ),
     Ignored(names=("--data-impl",), takes_value=True, reason="the store is always memory mapped"),
     Ignored(

@@ -9,6 +9,7 @@ from typing import Any
 
 from mds_train.config.checkpoint import CheckpointConfig
 from mds_train.config.data import DataConfig
+from mds_train.config.family import check_family_data, check_family_layout
 from mds_train.config.fp16 import Fp16Config
 from mds_train.config.layout import (
     check_micro_batches,
@@ -61,6 +62,8 @@ class TrainConfig:
     """Progress and metrics."""
 
     def __post_init__(self) -> None:
+        check_family_data(self.model, self.data)
+        check_family_layout(self.model, self.data, self.parallel)
         check_sequence(self)
         check_schedule(self)
         check_backup(self)
@@ -68,6 +71,15 @@ class TrainConfig:
         check_whole_heads(self.model, self.parallel)
         check_sequence_shares(self.data, self.parallel)
         check_stages(self.model, self.parallel)
+
+    @property
+    def flops_per_token(self) -> float:
+        """Operations of a training step for each token of the samples, forward and backward."""
+        data = self.data
+        flops = self.model.flops_of_sample(
+            data.seq_length, decoder_seq_length=data.decoder_seq_length
+        )
+        return flops / data.tokens_of_sample
 
     def as_dict(self) -> dict[str, Any]:
         """The tables as plain dictionaries that JSON can hold; None stands for "not set"."""

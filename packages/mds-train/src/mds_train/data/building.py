@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from mds_data import BlendedDataset, GPTDataset, TokenStore, open_store
+from mds_data import BlendedDataset, TokenStore, open_store
 from mds_train.batches import GuardedSamples, Samples
 from mds_train.config import TrainConfig
 from mds_train.config.batch_growth import BatchSizes
+from mds_train.data.families import Split, dataset_of
 
 __all__ = ["Stores", "epoch_lengths", "open_stores", "training_samples", "validation_samples"]
 
@@ -61,7 +62,7 @@ def epoch_lengths(config: TrainConfig, stores: Stores) -> list[int]:
     """How many training samples each store holds."""
     split = _training_split(config)
     return [
-        len(_dataset(config, store, split=split, num_samples=None)) for store in stores.training
+        len(dataset_of(config, store, split=split, num_samples=None)) for store in stores.training
     ]
 
 
@@ -108,12 +109,12 @@ def _mixed(
     stores: Sequence[TokenStore],
     weights: Sequence[float],
     *,
-    split: str | tuple[str, str] | None,
+    split: Split,
     num_samples: int | None,
 ) -> Samples:
     if len(stores) == 1:
         return _samples(config, stores[0], split=split, num_samples=num_samples)
-    lengths = [len(_dataset(config, store, split=split, num_samples=None)) for store in stores]
+    lengths = [len(dataset_of(config, store, split=split, num_samples=None)) for store in stores]
     shares = [float(weight) for weight in weights or lengths]
     total = sum(lengths) if num_samples is None else num_samples
     parts = [
@@ -138,38 +139,21 @@ def _samples(
     config: TrainConfig,
     store: TokenStore,
     *,
-    split: str | tuple[str, str] | None,
+    split: Split,
     num_samples: int | None,
 ) -> Samples:
     """The samples, checked one by one where the store does not know its vocabulary."""
-    dataset = _dataset(config, store, split=split, num_samples=num_samples)
+    dataset = dataset_of(config, store, split=split, num_samples=num_samples)
     if _is_megatron_pair(store):
         return GuardedSamples(dataset, vocab_size=config.model.vocab_size)
     return dataset
-
-
-def _dataset(
-    config: TrainConfig,
-    store: TokenStore,
-    *,
-    split: str | tuple[str, str] | None,
-    num_samples: int | None,
-) -> GPTDataset:
-    return GPTDataset(
-        store,
-        seq_length=config.data.seq_length,
-        num_samples=num_samples,
-        seed=config.train.seed,
-        split=split,
-        order=config.data.order,
-    )
 
 
 def _is_megatron_pair(store: TokenStore) -> bool:
     return not store.manifest.files and not store.manifest.segments
 
 
-def _training_split(config: TrainConfig) -> str | tuple[str, str] | None:
+def _training_split(config: TrainConfig) -> Split:
     whole = bool(config.data.valid_stores) and config.data.split is None
     return None if whole else _split(config, "train")
 

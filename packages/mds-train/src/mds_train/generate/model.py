@@ -122,6 +122,11 @@ def end_tokens(checkpoint: str | Path, tokenizer: Tokenizer) -> frozenset[int]:
 
 def _model_config(checkpoint: Checkpoint) -> GPTConfig:
     given: Mapping[str, Any] = checkpoint.config
+    if checkpoint.model.family in ("bert", "t5"):
+        raise InputError(
+            f"{checkpoint.path}: it holds a {checkpoint.model.family}, which does not continue a "
+            f"text; name a checkpoint of a GPT-like model."
+        )
     missing = [
         field.name
         for field in dataclasses.fields(GPTConfig)

@@ -13,11 +13,16 @@ from pathlib import Path, PurePath
 from mds_train.config.fields import as_declared, field_table, type_name
 from mds_train.config.loading import Setting, Settings, build, given_settings
 from mds_train.config.megatron_flags import OldSettings, Outcome, read_flags, resolve_old_flags
-from mds_train.config.model import FAMILIES
 from mds_train.config.schema import TrainConfig
 from mds_train.errors import InputError, UsageError
 from mds_train.migration.deepspeed_json import parse_json, read_deepspeed_json
 from mds_train.migration.megatron_defaults import missing_defaults
+from mds_train.migration.model_family import (
+    default_tokenizer,
+    family_of_program,
+    family_settings,
+    marks_added,
+)
 from mds_train.migration.shell_reader import Launch, read_script
 from mds_train.migration.shell_syntax import ScriptError
 from mds_train.migration.shell_words import is_known, unknown_parts, without_unknown
@@ -112,7 +117,7 @@ def import_arguments(
         InputError: If it does not pretrain a model that is trained here.
     """
     launch = Launch(line=0, words=tuple(words))
-    _check_program(launch.script, name=name)
+    family = family_of_program(launch.script, name=name)
     imported = Imported(source=name, start=_start_command(launch.launcher))
     outcomes = list(read_flags(launch.arguments))
     flags = {outcome.typed.replace("_", "-") for outcome in outcomes}
@@ -120,6 +125,8 @@ def import_arguments(
         key: Setting(value=value, origin=origin)
         for key, (value, origin) in missing_defaults(sorted(flags)).items()
     }
+    values = {outcome.typed.replace("_", "-"): outcome.values for outcome in outcomes}
+    settings |= family_settings(family, values, script=launch.script)
     settings |= _of_flags(outcomes, imported)
     if "--deepspeed" in flags:
         settings |= _of_json(
@@ -136,27 +143,8 @@ def import_arguments(
         key: Setting(value=item.value, origin=item.origin.removeprefix("command line "))
         for key, item in settings.items()
     }
-    _complete(imported, outcomes)
+    _complete(imported, values, family=family)
     return imported
-
-
-def _check_program(script: str, *, name: str) -> None:
-    program = PurePath(script).stem
-    if not program or program.startswith("pretrain_gpt"):
-        return
-    if program.startswith("pretrain_"):
-        family = program.removeprefix("pretrain_").split("_")[0]
-        if family in FAMILIES or family.startswith("llama"):
-            return
-        known = ", ".join(FAMILIES)
-        raise InputError(
-            f"{name}: {PurePath(script).name} trains a model of another kind ({family}); here the "
-            f"kinds are {known}."
-        )
-    raise InputError(
-        f"{name}: {PurePath(script).name} does not pretrain a model; only the launch scripts of "
-        f"pretrain_gpt.py and its like become a configuration."
-    )
 
 
 def _of_flags(outcomes: Sequence[Outcome], imported: Imported) -> dict[str, Setting]:
@@ -242,10 +230,10 @@ def _of_json(
     return taken
 
 
-def _complete(imported: Imported, outcomes: Sequence[Outcome]) -> None:
+def _complete(imported: Imported, values: Mapping[str, Sequence[str]], *, family: str) -> None:
     """Add what the original works out itself, and list what must still be written."""
-    settings, values = imported.settings, {o.typed.replace("_", "-"): o.values for o in outcomes}
-    _complete_model(settings, values, imported)
+    settings = imported.settings
+    _complete_model(settings, values, family=family)
     if "--eval-iters" not in values and "train.global_batch_size" in settings:
         count = 100 * int(settings["train.global_batch_size"].value)
         settings["watch.eval_samples"] = Setting(
@@ -282,7 +270,7 @@ _ADVICE = {
 
 
 def _complete_model(
-    settings: dict[str, Setting], values: Mapping[str, Sequence[str]], imported: Imported
+    settings: dict[str, Setting], values: Mapping[str, Sequence[str]], *, family: str
 ) -> None:
     hidden = settings.get("model.hidden_size")
     if "--swiglu" in values and "model.ffn_hidden_size" not in settings and hidden is not None:
@@ -293,10 +281,11 @@ def _complete_model(
         )
     if "model.vocab_size" in settings:
         return
-    kind = (values.get("--tokenizer-type") or ("GPT2BPETokenizer",))[0]
+    kind = (values.get("--tokenizer-type") or (default_tokenizer(family),))[0]
     files = values.get("--vocab-file") or ("",)
     count = _count_tokens(Path(files[0])) if files[0] and is_known(files[0]) else None
     if count is not None:
+        count += marks_added(kind, Path(files[0]), values)
         settings["model.vocab_size"] = Setting(value=count, origin=f"counted in {files[0]}")
     elif kind == "GPT2BPETokenizer" and PurePath(files[0]).name == "gpt2-vocab.json":
         settings["model.vocab_size"] = Setting(

@@ -7,7 +7,7 @@ grouped queries, gates, recomputation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,13 +15,15 @@ from multiprocessing import get_context
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mds_core.config import GPTConfig
 from mds_core.groups import Layout, ProcessGroups
+from mds_core.layers.attention import Context, Memory
 from mds_core.models import GPT
+from mds_core.models.block import Build, Stack
 from mds_core.partition import Stage
 from mds_train.config import TrainConfig
 from mds_train.model_building import execution_of, parameter_dtype
@@ -41,6 +43,7 @@ class LayerCounter:
         key = (
             *(parallel.tp_size, parallel.sequence_parallel, parallel.ulysses_size),
             *(memory, train.precision, config.data.seq_length, config.model),
+            config.data.decoder_seq_length,
         )
         if key not in self._counted:
             one = replace(config, train=replace(train, micro_batch_size=1))
@@ -50,6 +53,8 @@ class LayerCounter:
 
 def layer_bytes(config: TrainConfig) -> int:
     """Bytes saved by one dense layer of one rank for one micro batch.
+
+    Of a T5 it is a layer of the encoder with its share of the decoder's layers.
 
     Args:
         config: The run; its tensor parallel and Ulysses degrees, precision and recomputation count.
@@ -64,7 +69,14 @@ def layer_bytes(config: TrainConfig) -> int:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as elsewhere:
             return elsewhere.submit(layer_bytes, config).result()
     with _fake_groups(layout) as groups:
-        return _saved_bytes(config, groups)
+        if config.model.family == "gpt":
+            return _saved_bytes(config, groups)
+        encoder = _bytes_of_stack(config, groups, decoder=False)
+        if config.model.family == "bert":
+            return encoder
+        model = config.model
+        share = (model.decoder_num_layers or model.num_layers) / model.num_layers
+        return encoder + round(share * _bytes_of_stack(config, groups, decoder=True))
 
 
 @contextmanager
@@ -88,6 +100,57 @@ def _saved_bytes(config: TrainConfig, groups: ProcessGroups) -> int:
         device="meta",
         execution=execution_of(config),
     )
+    return _kept_by(
+        model,
+        inputs=lambda: _inputs(config),
+        run=lambda given: model.forward_stage(given[0], position_ids=given[1]),
+    )
+
+
+def _bytes_of_stack(config: TrainConfig, groups: ProcessGroups, *, decoder: bool) -> int:
+    """What one layer keeps that sees both directions, or one that attends to such ones too."""
+    core = replace(config.model.core(), hidden_dropout=0.0, attention_dropout=0.0)
+    build = Build(core, groups, execution_of(config), parameter_dtype(config), "meta")
+    stack = Stack(build, layers=range(1), final=False, decoder=decoder)
+    queries = config.data.decoder_seq_length if decoder else None
+    length = queries or config.data.seq_length
+
+    def run(given: Sequence[Tensor]) -> object:
+        hidden, seen, *memory = given
+        context = Context(
+            rotation=None,
+            mask=None if decoder else seen,
+            dropout=None,
+            cache=None,
+            rows=(range(hidden.size(1)),),
+            memory=Memory(memory[0], seen) if memory else None,
+        )
+        return stack(hidden, context)
+
+    return _kept_by(stack, inputs=lambda: _seen_inputs(config, length, decoder=decoder), run=run)
+
+
+def _seen_inputs(config: TrainConfig, length: int, *, decoder: bool) -> tuple[Tensor, ...]:
+    """A stream, what its queries see of the encoder's positions, and for a decoder the latter."""
+    parallel, size = config.parallel, config.train.micro_batch_size
+    share = parallel.tp_size if parallel.sequence_parallel else 1
+
+    def stream(positions: int) -> Tensor:
+        shape = (size, positions // share, config.model.hidden_size)
+        return torch.zeros(shape, dtype=parameter_dtype(config), requires_grad=True)
+
+    source = config.data.seq_length
+    seen = torch.ones(size, 1, 1, source, dtype=torch.bool).expand(-1, 1, length, -1)
+    return (stream(length), seen, *((stream(source),) if decoder else ()))
+
+
+def _kept_by(
+    model: nn.Module,
+    *,
+    inputs: Callable[[], Sequence[Tensor]],
+    run: Callable[[Sequence[Tensor]], object],
+) -> int:
+    """Bytes that autograd keeps of a pass on fake tensors, but for what all layers share."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     kept: dict[int, Tensor] = {}
 
@@ -98,13 +161,13 @@ def _saved_bytes(config: TrainConfig, groups: ProcessGroups) -> int:
 
     with mode:
         model.to_empty(device="cpu")
-        hidden, positions = _inputs(config)
-    weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+        given = inputs()
+    shared = {each.untyped_storage()._cdata for each in (*model.parameters(), *given[1:])}
     with mode, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        result = model.forward_stage(hidden, position_ids=positions)
+        result = run(given)
     del result
     return sum(
-        tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in weights
+        tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in shared
     )
 
 

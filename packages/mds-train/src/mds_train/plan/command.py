@@ -94,7 +94,7 @@ def _show_run(
     parameters = config.model.num_params()
     value = 4 if config.train.precision == "fp32" else 2
     checkpoint = parameters * (value + (12 if value == 2 else 8))
-    tokens = config.train.global_batch_size * config.data.seq_length
+    tokens = config.train.global_batch_size * config.data.tokens_of_sample
     rows = [
         ("parameters", f"{parameters:,}"),
         ("layout", f"{gpus:,} x {machine.name}: {_layout(config, gpus)}"),

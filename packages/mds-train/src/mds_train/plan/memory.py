@@ -165,9 +165,15 @@ def _under_way(config: TrainConfig, *, world_size: int) -> float:
 
 
 def _head(config: TrainConfig) -> int:
-    """The chunked loss keeps the gradients of its input and of its weight, and one chunk."""
+    """The chunked loss keeps the gradients of its input and of its weight, and one chunk.
+
+    A BERT and a T5 have all scores at once, and their gradient.
+    """
     model, parallel = config.model, config.parallel
-    positions = config.train.micro_batch_size * config.data.seq_length // parallel.ulysses_size
+    length = config.data.decoder_seq_length or config.data.seq_length
+    positions = config.train.micro_batch_size * length // parallel.ulysses_size
     rows = model.padded_vocab_size(parallel.tp_size) // parallel.tp_size
+    if model.family != "gpt":
+        return 2 * positions * rows * (_FP32 if config.train.precision == "fp32" else _HALF)
     chunk = min(positions, 1024) * rows * _FP32
     return positions * model.hidden_size * _FP32 + rows * model.hidden_size * _FP32 + 2 * chunk

@@ -81,8 +81,8 @@ def plan_speed(
             the memory, as before 2022.
     """
     constants = fitted or machine.fitted
-    train, length = config.train, config.data.seq_length
-    flops = config.model.flops_per_token(length)
+    train, length = config.train, config.data.tokens_of_sample
+    flops = config.flops_per_token
     masked = 0.0 if fused_attention else _causal_attention(config)
     hardware = (flops + masked) * _recomputed(config)
     bubble = _bubble(config, world_size=world_size)
@@ -117,11 +117,16 @@ def _recomputed(config: TrainConfig) -> float:
         return 4 / 3
     if config.memory.recompute == "none":
         return 1.0
-    return 1 + _causal_attention(config) / 3 / config.model.flops_per_token(config.data.seq_length)
+    return 1 + _attention(config) / 3 / config.flops_per_token
 
 
 def _causal_attention(config: TrainConfig) -> float:
-    """FLOPs a token of the scores that a causal mask lets through; the masked ones are as many."""
+    """FLOPs a token of the scores that a causal mask hides; a BERT and a T5's encoder have none."""
+    return _attention(config) if config.model.family == "gpt" else 0.0
+
+
+def _attention(config: TrainConfig) -> float:
+    """FLOPs a token of the scores that a causal mask lets through."""
     model = config.model
     width = model.num_attention_heads * model.channels
     return 6.0 * model.num_layers * width * config.data.seq_length

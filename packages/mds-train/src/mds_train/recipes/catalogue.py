@@ -14,6 +14,7 @@ from mds_train.errors import InputError
 
 __all__ = ["Recipe", "all_recipes", "find_recipe"]
 
+_BASES = frozenset({"base", "gpt3-base", "llama-base"})
 _GPUS = re.compile(r"# GPUs: (\d+) of (\d+) GB")
 
 
@@ -36,7 +37,7 @@ def all_recipes() -> Iterator[Recipe]:
     """Every recipe, by name."""
     folder = Path(str(files(__package__))) / "library"
     for path in sorted(folder.glob("*.toml"), key=lambda path: path.stem):
-        if not path.stem.endswith("base"):
+        if path.stem not in _BASES:
             yield _read(path)
 
 

@@ -51,6 +51,10 @@ def _model(values: Mapping[str, Any]) -> dict[str, Any]:
         "model.max_position_embeddings": _SEQUENCE,
         "model.vocab_size": 256,
     }
+    if "model.head_dim" in values:
+        model["model.head_dim"] = _HEAD_DIM
+    if "model.decoder_num_layers" in values:
+        model["model.decoder_num_layers"] = _LAYERS // 2
     if "model.num_key_value_heads" in values:
         model["model.num_key_value_heads"] = _HEADS // 2
     if "model.ffn_hidden_size" in values:
@@ -71,6 +75,8 @@ def _run(values: Mapping[str, Any]) -> dict[str, Any]:
         "schedule.warmup_steps": 1,
         "watch.log_interval": 1,
     }
+    if "data.decoder_seq_length" in values:
+        run["data.decoder_seq_length"] = _SEQUENCE // 2
     if "data.curriculum_start_length" in values:
         run |= {"data.curriculum_start_length": 32, "data.curriculum_steps": 2}
     return run

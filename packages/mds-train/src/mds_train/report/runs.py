@@ -66,12 +66,15 @@ class Run:
     @property
     def flops_per_token(self) -> float | None:
         """FLOPs of forward and backward of one token; None if the model is not known."""
-        model = self.settings.get("model", {})
-        length = self.settings.get("data", {}).get("seq_length")
+        model, data = self.settings.get("model", {}), self.settings.get("data", {})
+        length, decoder = data.get("seq_length"), data.get("decoder_seq_length")
+        if length is None:
+            return None
         try:
-            return None if length is None else ModelConfig(**model).flops_per_token(length)
+            flops: float = ModelConfig(**model).flops_of_sample(length, decoder_seq_length=decoder)
         except (TypeError, ValueError):
             return None
+        return flops / float(length + (decoder or 0))
 
     @property
     def tokens_per_second(self) -> float | None:

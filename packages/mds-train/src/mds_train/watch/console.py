@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mds_train.events import (
@@ -74,10 +75,10 @@ class ConsoleWatcher:
     def on_validation(self, report: ValidationReport) -> None:
         """Print the validation loss."""
         width = len(str(self._started().config.train.train_steps))
+        beside = _beside_loss(report.loss, report.loss_terms)
         self._say(
-            f"step {report.step:>{width}} | {report.name} loss {report.loss:.4f} "
-            f"(ppl {_perplexity(report.loss)}) on {short_number(report.tokens)} tokens "
-            f"in {duration(report.seconds)}",
+            f"step {report.step:>{width}} | {report.name} loss {report.loss:.4f} ({beside}) "
+            f"on {short_number(report.tokens)} tokens in {duration(report.seconds)}",
             style="bold cyan",
         )
 
@@ -122,7 +123,7 @@ class ConsoleWatcher:
         speed = _mean_speed(steps)
         parts = [
             f"step {last.step:>{len(str(total))}}/{total}",
-            f"loss {loss:.4f} (ppl {_perplexity(loss)})",
+            f"loss {loss:.4f} ({_beside_loss(loss, _mean_terms(steps))})",
             f"lr {last.lr:.2e}",
             f"grad norm {last.grad_norm:.2f}",
             f"{short_number(speed)} tok/s",
@@ -156,7 +157,7 @@ def describe_start(report: StartReport) -> str:
     ranks = "1 process" if report.world_size == 1 else f"{report.world_size} processes"
     config = report.config
     verb = f"Resuming at step {report.step}" if report.resumed_from else "Training"
-    tokens = config.train.global_batch_size * config.data.seq_length
+    tokens = config.train.global_batch_size * config.data.tokens_of_sample
     return (
         f"{verb}: {short_number(report.num_parameters)} parameters on {ranks} "
         f"({degrees.replace('_', ' ')}), {config.train.precision}, "
@@ -169,6 +170,18 @@ def _mean_speed(steps: list[StepReport]) -> float:
     if seconds <= 0:
         return 0.0
     return sum(step.tokens_per_second * step.seconds for step in steps) / seconds
+
+
+def _mean_terms(steps: list[StepReport]) -> dict[str, float]:
+    names = steps[-1].loss_terms
+    return {name: sum(step.loss_terms[name] for step in steps) / len(steps) for name in names}
+
+
+def _beside_loss(loss: float, terms: Mapping[str, float]) -> str:
+    """The perplexity; where the loss is a sum of terms, these."""
+    if not terms:
+        return f"ppl {_perplexity(loss)}"
+    return ", ".join(f"{name} {value:.4f}" for name, value in terms.items())
 
 
 def _perplexity(loss: float) -> str:

@@ -59,6 +59,7 @@ class TensorBoardWatcher:
         self._tokens = report.consumed_tokens
         scalars = {
             "train/loss": report.loss,
+            **{f"train/{name} loss": value for name, value in report.loss_terms.items()},
             "train/learning rate": report.lr,
             "train/weight decay": report.weight_decay,
             "train/gradient norm": report.grad_norm,
@@ -74,6 +75,8 @@ class TensorBoardWatcher:
     def on_validation(self, report: ValidationReport) -> None:
         """Write the validation loss."""
         self._add(f"validation/{report.name} loss", report.loss, step=report.step)
+        for term, value in report.loss_terms.items():
+            self._add(f"validation/{report.name} {term} loss", value, step=report.step)
 
     def on_event(self, report: EventReport) -> None:
         """Write the event's sentence as text."""

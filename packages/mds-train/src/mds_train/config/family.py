@@ -1,0 +1,103 @@
+"""What a family of models asks of the other tables. Each check names the settings that clash."""
+
+from __future__ import annotations
+
+from mds_train.config.data import DataConfig
+from mds_train.config.model import ModelConfig
+from mds_train.config.parallel import ParallelConfig
+
+__all__ = ["check_family_data", "check_family_layout"]
+
+_LACKS: dict[str, tuple[str, ...]] = {
+    "gpt": (
+        *("decoder_seq_length", "pairs", "segments", "mask_probability", "short_probability"),
+        "tokenizer",
+    ),
+    "bert": ("decoder_seq_length", "pairs"),
+    "t5": ("segments",),
+}
+
+
+def check_family_data(model: ModelConfig, data: DataConfig) -> None:
+    """The samples are of the kind that the model reads.
+
+    Raises:
+        ValueError: If a setting belongs to another family, or one is missing.
+    """
+    family = model.family
+    for name in _LACKS[family]:
+        if getattr(data, name) not in (None, False):
+            raise ValueError(
+                f"data.{name} means nothing to samples of a {family} (model.family); leave it out."
+            )
+    if family != "gpt" and data.curriculum_start_length is not None:
+        raise ValueError(
+            f"data.curriculum_start_length cuts samples at their end, which those of a {family} "
+            f"(model.family) cannot be; leave it out."
+        )
+    if family == "bert" and data.segments is not None and model.binary_head is False:
+        raise ValueError(
+            f"data.segments {data.segments!r} makes the two segments that the binary head judges, "
+            f"but model.binary_head is false; leave one of the two out."
+        )
+    if family == "t5":
+        _check_decoder(model, data)
+
+
+def _check_decoder(model: ModelConfig, data: DataConfig) -> None:
+    length, positions = data.decoder_seq_length, model.max_position_embeddings
+    if length is None:
+        raise ValueError(
+            "data.decoder_seq_length is not set; a T5 (model.family) needs the tokens that its "
+            "decoder writes, beside data.seq_length, which its encoder reads."
+        )
+    if length > positions:
+        raise ValueError(
+            f"data.decoder_seq_length {length} is longer than model.max_position_embeddings "
+            f"{positions}; shorten the samples or give the model more positions."
+        )
+    if not data.pairs:
+        return
+    for name in ("mask_probability", "short_probability"):
+        if getattr(data, name) is not None:
+            raise ValueError(
+                f"data.{name} is for spans cut out of a text, but data.pairs is set, whose samples "
+                f"are source and target; leave one of the two out."
+            )
+    if data.order != "fast":
+        raise ValueError(
+            f'data.order "{data.order}" is not known for pairs (data.pairs), which the original '
+            f'does not train on; use "fast".'
+        )
+
+
+def check_family_layout(model: ModelConfig, data: DataConfig, parallel: ParallelConfig) -> None:
+    """The family can be spread over the ranks so.
+
+    Raises:
+        ValueError: If it cannot.
+    """
+    family = model.family
+    if family == "gpt":
+        return
+    for name in ("pp_size", "ulysses_size"):
+        if (size := getattr(parallel, name)) > 1:
+            raise ValueError(
+                f"parallel.{name} is {size}, but a {family} (model.family) is spread over "
+                f"parallel.tp_size and data-parallel ranks only; use {name} 1, and "
+                f"parallel.zero_stage 3 or a larger tp_size to save memory."
+            )
+    if not parallel.sequence_parallel:
+        return
+    if family == "bert":
+        raise ValueError(
+            "parallel.sequence_parallel splits sequences, but the heads of a bert (model.family) "
+            "need them whole; leave it out."
+        )
+    length = data.decoder_seq_length or parallel.tp_size
+    if length % parallel.tp_size:
+        raise ValueError(
+            f"data.decoder_seq_length {length} is not a multiple of parallel.tp_size "
+            f"{parallel.tp_size}, whose ranks hold equal parts of it (parallel.sequence_parallel). "
+            f"Change one of them."
+        )
