@@ -66,7 +66,7 @@ def test_members_that_are_not_known_are_ignored(text: bytes) -> None:
     "change",
     [
         lambda m: m.update(format_version="2.0"),
-        lambda m: m.update(requires=["encryption/1"]),
+        lambda m: m.update(requires=["holograms/1"]),
     ],
 )
 def test_a_newer_major_version_or_an_unknown_feature_is_refused(text: bytes, change: Any) -> None:
@@ -112,7 +112,7 @@ BROKEN: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
     "overflow": ("overflows", lambda m: m["parameters"][W].update(shape=[2**40, 2**40])),
     "dtype": ("dtype", lambda m: m["parameters"][W]["states"]["weight"].update(dtype="F99")),
     "no pieces": ("cover 0", lambda m: m["parameters"][W]["states"]["weight"].update(pieces=[])),
-    "encrypted": ("encrypted", lambda m: m.update(encryption={"a": 1})),
+    "encrypted": ("encryption", lambda m: m.update(encryption={"a": 1})),
     "tied": ("tied_embeddings", lambda m: m["model"].update(tied_embeddings="yes")),
 }
 

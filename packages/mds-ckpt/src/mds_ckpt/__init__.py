@@ -10,11 +10,13 @@ if TYPE_CHECKING:
     from mds_ckpt.checkpoint import Checkpoint, LazyTensor
     from mds_ckpt.conversion import Report, convert
     from mds_ckpt.diff import compare
+    from mds_ckpt.encryption.keys import KeySource
     from mds_ckpt.errors import (
         CheckpointError,
         LockedError,
         MachineError,
         RejectedError,
+        SealedError,
         UnknownFormatError,
         UnsupportedError,
         UsageError,
@@ -25,11 +27,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Checkpoint",
     "CheckpointError",
+    "KeySource",
     "LazyTensor",
     "LockedError",
     "MachineError",
     "RejectedError",
     "Report",
+    "SealedError",
     "UnknownFormatError",
     "UnsupportedError",
     "UsageError",
@@ -48,6 +52,7 @@ _HOMES = (
     "mds_ckpt.conversion",
     "mds_ckpt.diff",
     "mds_ckpt.verification",
+    "mds_ckpt.encryption.keys",
 )
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mds_ckpt.errors import RejectedError, UsageError
 from mds_ckpt.escape import printable
+from mds_ckpt.files.regular_file import RegularFile
 from mds_ckpt.manifest import CheckpointManifest, ModelRecord
 from mds_ckpt.tensors.box import (
     Box,
@@ -241,6 +242,8 @@ class Checkpoint:
     """``optimizer``, ``schedule``, ``rng``, ``data`` and ``config`` as mds manifests name them."""
     companions: Mapping[str, Path] = field(default_factory=dict)
     """Small files that travel along: ``tokenizer.json``, ``generation_config.json`` ..."""
+    sealed: Mapping[str, RegularFile] = field(default_factory=dict)
+    """All files of an encrypted checkpoint by their plain names; empty for others."""
     origin: Mapping[str, Any] = field(default_factory=dict)
     """Facts of the source format that its own writer may want back, such as HF's config.json."""
     carried: Mapping[str, Any] = field(default_factory=dict)

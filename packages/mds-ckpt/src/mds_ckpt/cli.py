@@ -11,11 +11,15 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from mds_ckpt.commands.backup import add_backup_commands, verify_backups
+from mds_ckpt.commands.key_options import add_key_options, key_of
 from mds_ckpt.commands.old_names import add_old_commands, new_spelling
 from mds_ckpt.commands.parser import Parser
+from mds_ckpt.commands.protection import add_protection_commands
 from mds_ckpt.commands.report import say, say_report
-from mds_ckpt.errors import CheckpointError
+from mds_ckpt.errors import CheckpointError, UsageError
 from mds_ckpt.escape import printable
 
 _DTYPES = {
@@ -45,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return command(arguments)
     except CheckpointError as error:
         return _fail(arguments, error, error.exit_code, str(error))
+    except ImportError as error:
+        return _fail(arguments, error, 4, str(error))
     except FileNotFoundError as error:
         return _fail(arguments, error, 3, f"{error.filename}: there is no such file or folder")
     except BrokenPipeError:
@@ -90,6 +96,8 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (_add_inspect, _add_verify, _add_convert, _add_diff, _add_scan):
         add(commands, common)
+    add_protection_commands(lambda *about: _add_command(commands, common, *about))
+    add_backup_commands(lambda *about: _add_command(commands, common, *about))
     add_old_commands(lambda *about: _add_command(commands, common, *about))
     return parser
 
@@ -130,6 +138,7 @@ def _add_inspect(commands: argparse._SubParsersAction[Parser], common: Parser) -
     parser.add_argument("--tensor", metavar="GLOB", help="only tensors of matching names")
     parser.add_argument("--stats", action="store_true", help="read the tensors: norm, range, NaN")
     _add_from(parser)
+    add_key_options(parser)
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
@@ -141,20 +150,40 @@ def _inspect(arguments: argparse.Namespace) -> int:
         pattern=arguments.tensor,
         stats=arguments.stats,
         as_json=arguments.json,
+        key=key_of(arguments),
+        expect=arguments.expect,
     )
 
 
 def _add_verify(commands: argparse._SubParsersAction[Parser], common: Parser) -> None:
     text = "read every byte and compare digests; exit code 1 names what is wrong"
     parser = _add_command(commands, common, "verify", text, _verify)
-    parser.add_argument("path", metavar="PATH")
+    parser.add_argument("path", metavar="PATH", nargs="?")
+    text = "check all backups at this folder or URL, in place of PATH"
+    parser.add_argument("--to", metavar="PLACE", help=text)
     _add_from(parser)
+    add_key_options(parser)
 
 
 def _verify(arguments: argparse.Namespace) -> int:
     from mds_ckpt.verification import verify
 
-    verdict = verify(arguments.path, format=arguments.source_format)
+    if (arguments.path is None) == (arguments.to is None):
+        raise UsageError("verify takes a PATH, or backups with --to PLACE")
+    if arguments.to is not None:
+        return verify_backups(arguments)
+    key = key_of(arguments)
+    if key is None and arguments.expect is None and arguments.source_format in (None, "mds"):
+        from mds_ckpt.files.sealed_folder import is_sealed
+
+        if is_sealed(Path(arguments.path)):
+            return _verify_sealed(Path(arguments.path))
+    verdict = verify(
+        arguments.path,
+        format=arguments.source_format,
+        key=key,
+        expect=arguments.expect,
+    )
     for problem in verdict.problems:
         say(str(problem))
     checked = f"{verdict.num_tensors} tensors, {verdict.nbytes:,} bytes"
@@ -163,6 +192,21 @@ def _verify(arguments: argparse.Namespace) -> int:
         say(f"{where}: {len(verdict.problems)} problems in {checked}")
         return 1
     say(f"{where}: {checked}, all as written")
+    return 0
+
+
+def _verify_sealed(path: Path) -> int:
+    """Without a key: whether the sealed bytes are those that were written."""
+    from mds_ckpt.formats.mds import check_envelope
+
+    problems = list(check_envelope(path, data=True))
+    for problem in problems:
+        say(str(problem))
+    where = printable(str(path))
+    if problems:
+        say(f"{where}: {len(problems)} problems in the sealed bytes")
+        return 1
+    say(f"{where}: the sealed bytes are as written; give the key to check what is in them")
     return 0
 
 
@@ -197,6 +241,7 @@ def _add_convert(commands: argparse._SubParsersAction[Parser], common: Parser) -
     parser.add_argument("--jobs", type=int, metavar="N", help=text)
     text = "start a new safetensors file before one has more bytes than this"
     parser.add_argument("--max-shard-bytes", type=int, metavar="N", help=text)
+    add_key_options(parser)
 
 
 def _add_ranks(parser: argparse.ArgumentParser) -> None:
@@ -243,6 +288,8 @@ def _convert(arguments: argparse.Namespace) -> int:
         arguments.target,
         to=arguments.to,
         source_format=arguments.source_format,
+        key=key_of(arguments),
+        expect=arguments.expect,
         dtype=arguments.dtype,
         vocab_size=arguments.vocab_size,
         weights_only=arguments.weights_only,
@@ -276,6 +323,7 @@ def _add_diff(commands: argparse._SubParsersAction[Parser], common: Parser) -> N
     parser.add_argument("second", metavar="B")
     parser.add_argument("--atol", type=_tolerance, default=0.0, metavar="X", help="absolute")
     parser.add_argument("--rtol", type=_tolerance, default=0.0, metavar="X", help="relative to B")
+    add_key_options(parser, expect=False)
 
 
 def _tolerance(word: str) -> float:
@@ -289,7 +337,8 @@ def _diff(arguments: argparse.Namespace) -> int:
     from mds_ckpt.diff import compare
     from mds_ckpt.formats import open_checkpoint
 
-    sides = [open_checkpoint(path) for path in (arguments.first, arguments.second)]
+    key = key_of(arguments)
+    sides = [open_checkpoint(path, key=key) for path in (arguments.first, arguments.second)]
     found = compare(*sides, atol=arguments.atol, rtol=arguments.rtol)
     for note in found.notes:
         say(f"note: {note}")

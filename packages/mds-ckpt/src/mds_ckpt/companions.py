@@ -9,7 +9,7 @@ from typing import Any
 
 from mds_ckpt.errors import RejectedError
 from mds_ckpt.files import strict_json
-from mds_ckpt.files.regular_file import read_whole
+from mds_ckpt.files.regular_file import RegularFile, read_whole
 
 NAMES = frozenset(
     {
@@ -35,15 +35,27 @@ def find(folder: Path) -> dict[str, Path]:
     return {name: folder / name for name in sorted(NAMES) if (folder / name).is_file()}
 
 
-def read(path: Path) -> bytes:
+def beside(
+    plain: Mapping[str, Path], sealed: Mapping[str, RegularFile]
+) -> dict[str, Path | RegularFile]:
+    """The files of a checkpoint that may be companions, wherever they lie."""
+    return {**plain, **sealed}
+
+
+def read(path: Path | RegularFile) -> bytes:
     """A companion's content."""
+    if isinstance(path, RegularFile):
+        with path.open() as file:
+            return bytes(file.read(0, file.size))
     return read_whole(path, limit=SIZE_LIMIT, cache_links=True)
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path | RegularFile) -> dict[str, Any]:
     """A JSON companion or configuration; RejectedError unless it is one object of strict JSON."""
+    data = read(path)
+    path = path.path if isinstance(path, RegularFile) else path
     try:
-        members = strict_json.parse(read(path))
+        members = strict_json.parse(data)
     except strict_json.JsonError as error:
         raise RejectedError(path, str(error), remedy="get the file again from its source") from None
     if not isinstance(members, dict):
@@ -53,7 +65,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return members
 
 
-def end_token(companions: Mapping[str, Path]) -> tuple[str, int] | None:
+def end_token(companions: Mapping[str, Path | RegularFile]) -> tuple[str, int] | None:
     """The token that ends a document and its id, if ``tokenizer.json`` declares a usual one."""
     if "tokenizer.json" not in companions:
         return None

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.commit import lock, publish_folder, settle_replaced
+from mds_ckpt.encryption.keys import KeySource
 from mds_ckpt.errors import (
     LockedError,
     MachineError,
@@ -93,6 +94,8 @@ def convert(
     make_vocab_size_divisible_by: int | None = None,
     release: bool = False,
     reset: Collection[str] = (),
+    key: KeySource | None = None,
+    expect: str | None = None,
     qkv_layout: Layout | None = None,
     replicated: Replicated = "assert",
     operations: FileOperations = REAL,
@@ -126,6 +129,8 @@ def convert(
             model's own number if None.
         release: Write weights to train from anew: no optimizer state, and all counts 0.
         reset: What begins anew: any of ``"counters"``, ``"schedule"`` and ``"rng"``.
+        key: Where the key of an encrypted source comes from; the target is plain.
+        expect: SHA-256 that the (plain) manifest of an mds source must have.
         qkv_layout: Row order of fused query, key and value weights; None detects it.
         replicated: What to do with copies of a parameter that should be equal.
         operations: The disk.
@@ -155,7 +160,13 @@ def convert(
         shard_bytes=max_shard_bytes
         and _checked_count(max_shard_bytes, "--max-shard-bytes", 1 << 50),
     )
-    read_options = ReadOptions(vocab_size=vocab_size, qkv_layout=qkv_layout, replicated=replicated)
+    read_options = ReadOptions(
+        vocab_size=vocab_size,
+        qkv_layout=qkv_layout,
+        replicated=replicated,
+        key=key,
+        expect=expect,
+    )
     return _carried_out(
         Path(source),
         Path(target),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mds_ckpt.checkpoint import Checkpoint, LazyTensor
 from mds_ckpt.checks import Problem
+from mds_ckpt.companions import NAMES
 from mds_ckpt.formats import all_formats
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def summary(
         "num_params": sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values()),
         "states": {state: _totals(tensors) for state, tensors in checkpoint.states.items()},
         "files": {} if manifest is None else {n: r.size for n, r in manifest.files.items()},
-        "companions": sorted(checkpoint.companions),
+        "companions": sorted({*checkpoint.companions, *NAMES.intersection(checkpoint.sealed)}),
         "producer": None if manifest is None else dict(manifest.producer),
         "created": None if manifest is None else manifest.created,
         "notes": list(checkpoint.notes),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from mds_ckpt.errors import RejectedError, UnsupportedError
+from mds_ckpt.errors import RejectedError, SealedError, UnsupportedError
 from mds_ckpt.escape import printable
 from mds_ckpt.files import strict_json
 from mds_ckpt.files.regular_file import name_fault
@@ -219,6 +219,13 @@ def _check_version(members: Any, *, path: str | Path) -> None:
     version = _text(members, "format_version")
     major, _, _ = version.partition(".")
     requires = _strings(members, "requires")
+    if "encryption/1" in requires:
+        raise SealedError(
+            path,
+            "the checkpoint is encrypted, and no key was given",
+            remedy="give it (--identity, --passphrase-file, --key-command; key= in Python) where "
+            "the command takes one, or write a plain copy with mds-ckpt decrypt",
+        )
     ours = FORMAT_VERSION.partition(".")[0]
     if not re.fullmatch(r"\d{1,4}\.\d{1,4}", version):
         raise _ManifestError(f"format_version {printable(version)!r} is not MAJOR.MINOR")
@@ -258,7 +265,7 @@ def _manifest(members: Mapping[str, Any], *, has_digest: bool) -> CheckpointMani
         for name in _OBJECTS_OR_NULL
     }
     if objects["encryption"] is not None:
-        raise _ManifestError("it is encrypted, and encryption is not read yet")
+        raise _ManifestError("member 'encryption' stands there without being required")
     return CheckpointManifest(
         format_version=_text(members, "format_version"),
         uuid=_text(members, "uuid"),

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from mds_ckpt.tensors.qkv import Layout
+
+if TYPE_CHECKING:
+    from mds_ckpt.encryption.keys import KeySource
 
 __all__ = ["ReadOptions", "Replicated"]
 
@@ -25,3 +28,7 @@ class ReadOptions:
     replicated: Replicated = "assert"
     model: Mapping[str, int | float | str] = field(default_factory=dict)
     """Facts of the model that its files don't hold, by the configuration's field names."""
+    key: KeySource | None = None
+    """Where the key of an encrypted checkpoint comes from; others need none."""
+    expect: str | None = None
+    """SHA-256 that the (plain) manifest of an mds checkpoint must have."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.checks import Problem
+from mds_ckpt.encryption.keys import KeySource
 from mds_ckpt.formats import open_checkpoint
 from mds_ckpt.inspection import problems
 
@@ -21,17 +22,25 @@ class Verdict:
     nbytes: int
 
 
-def verify(path: str | Path, *, format: str | None = None) -> Verdict:
+def verify(
+    path: str | Path,
+    *,
+    format: str | None = None,
+    key: KeySource | None = None,
+    expect: str | None = None,
+) -> Verdict:
     """Read every byte of a checkpoint and compare it with what was promised.
 
     Args:
         path: As for :func:`mds_ckpt.open_checkpoint`.
         format: As for :func:`mds_ckpt.open_checkpoint`.
+        key: As for :func:`mds_ckpt.open_checkpoint`.
+        expect: As for :func:`mds_ckpt.open_checkpoint`.
 
     Raises:
         RejectedError: If it can't be opened at all.
     """
-    checkpoint = open_checkpoint(path, format=format)
+    checkpoint = open_checkpoint(path, format=format, key=key, expect=expect)
     tensors = [tensor for part in checkpoint.states.values() for tensor in part.values()]
     return Verdict(
         checkpoint=checkpoint,

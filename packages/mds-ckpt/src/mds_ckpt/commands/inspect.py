@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import TYPE_CHECKING
 
 from mds_ckpt.commands.report import say
 from mds_ckpt.escape import printable
+
+if TYPE_CHECKING:
+    from mds_ckpt.encryption.keys import KeySource
 
 __all__ = ["show"]
 
@@ -18,12 +22,14 @@ def show(
     pattern: str | None = None,
     stats: bool = False,
     as_json: bool = False,
+    key: KeySource | None = None,
+    expect: str | None = None,
 ) -> int:
     """Print what is at ``path``, as a tree or as JSON; returns the exit code."""
     from mds_ckpt.formats import open_checkpoint
     from mds_ckpt.inspection import summary
 
-    checkpoint = open_checkpoint(path, format=source_format)
+    checkpoint = open_checkpoint(path, format=source_format, key=key, expect=expect)
     found = summary(checkpoint, pattern=pattern, stats=stats)
     if as_json:
         sys.stdout.write(json.dumps(found, indent=1, allow_nan=False) + "\n")

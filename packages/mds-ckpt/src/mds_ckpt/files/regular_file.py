@@ -67,6 +67,20 @@ class OpenFile:
         return data
 
 
+class FrontToBack:
+    """An open file read from its first byte on."""
+
+    def __init__(self, file: OpenFile) -> None:
+        self._file = file
+        self._position = 0
+
+    def read(self, count: int) -> bytearray:
+        """The next ``count`` bytes."""
+        data = self._file.read(self._position, count)
+        self._position += count
+        return data
+
+
 if hasattr(os, "preadv"):
 
     def _read_at(descriptor: int, buffer: memoryview, offset: int) -> int:

@@ -44,11 +44,14 @@ class SafetensorsFile:
     Args:
         path: The file.
         cache_links: Follow links of a Hugging Face cache.
+        file: The file, where it is none that lies at ``path`` as it is.
     """
 
-    def __init__(self, path: Path, *, cache_links: bool = False) -> None:
+    def __init__(
+        self, path: Path, *, cache_links: bool = False, file: RegularFile | None = None
+    ) -> None:
         self.path = path
-        self.file = RegularFile(path, cache_links=cache_links)
+        self.file = file or RegularFile(path, cache_links=cache_links)
         self._header: Header | None = None
 
     @property

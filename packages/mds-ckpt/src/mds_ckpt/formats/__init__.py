@@ -23,6 +23,7 @@ from pathlib import Path
 
 from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.checks import Problem, read_every_tensor
+from mds_ckpt.encryption.keys import KeySource
 from mds_ckpt.errors import RejectedError, UnknownFormatError, UsageError
 from mds_ckpt.escape import printable
 from mds_ckpt.plan import Options, Plan
@@ -80,6 +81,8 @@ def open_checkpoint(
     *,
     format: str | None = None,
     options: ReadOptions | None = None,
+    key: KeySource | None = None,
+    expect: str | None = None,
 ) -> Checkpoint:
     """Open a checkpoint of any known format.
 
@@ -89,6 +92,9 @@ def open_checkpoint(
         format: Name of the format where it is ambiguous; by default it is detected. Facts of the
             model that its files don't hold may follow: ``"torch_dist:num_attention_heads=4"``.
         options: What the format leaves open, such as the row order of a fused projection.
+        key: Where the key of an encrypted checkpoint comes from; a plain one needs none.
+        expect: SHA-256 that the (plain) manifest of an mds checkpoint must have, so that an older
+            state that somebody put back is refused.
 
     Returns:
         The checkpoint. No tensor data was read.
@@ -96,8 +102,18 @@ def open_checkpoint(
     Raises:
         UnknownFormatError: If nothing recognises the path.
         RejectedError: If the checkpoint is damaged, hostile, or needs what we can't do.
+        SealedError: If it is encrypted and ``key`` does not open it, or ``expect`` differs.
     """
     path = Path(path)
+    if key is not None or expect is not None:
+        options = replace(options or ReadOptions(), key=key, expect=expect)
+    checkpoint = _opened(path, format, options)
+    if expect is not None and checkpoint.format != "mds":
+        raise UsageError(f"{checkpoint.format} has no manifest whose digest could be expected")
+    return checkpoint
+
+
+def _opened(path: Path, format: str | None, options: ReadOptions | None) -> Checkpoint:
     formats = all_formats()
     if format is not None:
         name, _, words = format.partition(":")

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mds_ckpt.checkpoint import Checkpoint, LazyTensor, PiecedTensor, StoredPiece
 from mds_ckpt.checks import Problem
 from mds_ckpt.commit import digest, find_latest, read_manifest, step_folders
-from mds_ckpt.errors import RejectedError
+from mds_ckpt.encryption.keys import KeySource
+from mds_ckpt.errors import RejectedError, SealedError
 from mds_ckpt.files.file_operations import REAL, FileOperations, write_file
 from mds_ckpt.files.regular_file import RegularFile
 from mds_ckpt.files.safetensors_file import (
@@ -30,6 +31,7 @@ from mds_ckpt.files.safetensors_file import (
     TensorSpec,
     WrittenFile,
 )
+from mds_ckpt.files.sealed_folder import SealedFolder, is_sealed, read_envelope
 from mds_ckpt.formats import Format, refuse_read_options
 from mds_ckpt.manifest import (
     MANIFEST_NAME,
@@ -38,6 +40,7 @@ from mds_ckpt.manifest import (
     ParameterRecord,
     PieceRecord,
     StateRecord,
+    from_json,
 )
 from mds_ckpt.plan import Options, Plan
 from mds_ckpt.read_options import ReadOptions
@@ -243,6 +246,7 @@ def _is_step(folder: Path) -> bool:
 def open_mds(path: Path, options: ReadOptions | None = None) -> Checkpoint:
     """Open a checkpoint of ours; of a folder of checkpoints, the newest complete one."""
     refuse_read_options(options, "mds")
+    options = options or ReadOptions()
     notes: list[str] = []
     folder = path
     if not (path / MANIFEST_NAME).exists():
@@ -256,16 +260,57 @@ def open_mds(path: Path, options: ReadOptions | None = None) -> Checkpoint:
             )
         notes = [f"passed over: {reason}" for reason in reasons]
         folder = latest.folder
-    return _checkpoint(folder, read_manifest(folder), notes)
+    if options.key is not None and is_sealed(folder):
+        return _open_sealed(folder, options.key, options.expect, notes)
+    manifest = read_manifest(folder)
+    if options.expect is not None:
+        _check_expected(folder / MANIFEST_NAME, options.expect)
+    return _checkpoint(folder, manifest, notes)
 
 
-def _checkpoint(folder: Path, manifest: CheckpointManifest, notes: list[str]) -> Checkpoint:
-    files = {name: SafetensorsFile(folder / name) for name in manifest.files}
+def _check_expected(path: Path, expect: str) -> None:
+    with RegularFile(path).open() as file:
+        found = digest(file)
+    if found != expect.lower():
+        raise SealedError(
+            path,
+            f"it has the digest {found[:16]}..., and {expect[:16]}... was expected",
+            remedy="restore the right one from a copy",
+        )
+
+
+def _open_sealed(folder: Path, key: KeySource, expect: str | None, notes: list[str]) -> Checkpoint:
+    opened = SealedFolder(folder, key, expect=expect)
+    path = folder / f"{MANIFEST_NAME} (sealed)"
+    manifest = from_json(opened.contents.manifest, path=path)
+    if manifest.files.keys() != opened.contents.files.keys():
+        raise SealedError(
+            folder,
+            "the sealed files are not those that the manifest names",
+            remedy="restore the checkpoint from a copy",
+        )
+    sealed = {name: opened.file(name, record.size) for name, record in manifest.files.items()}
+    return _checkpoint(folder, manifest, notes, sealed=sealed)
+
+
+def _checkpoint(
+    folder: Path,
+    manifest: CheckpointManifest,
+    notes: list[str],
+    *,
+    sealed: Mapping[str, RegularFile] | None = None,
+) -> Checkpoint:
+    sealed = sealed or {}
+    files = {name: SafetensorsFile(folder / name, file=sealed.get(name)) for name in manifest.files}
     states: dict[str, dict[str, LazyTensor]] = {"weight": {}}
     for name, parameter in manifest.parameters.items():
         for state, record in parameter.states.items():
             pieces = [
-                StoredPiece(piece.box, piece.flat, _stored(files[piece.file], piece, record.dtype))
+                StoredPiece(
+                    piece.box,
+                    piece.flat,
+                    _stored(files[piece.file], piece, record.dtype, sealed=bool(sealed)),
+                )
                 for piece in record.pieces
             ]
             states.setdefault(state, {})[name] = PiecedTensor(
@@ -283,24 +328,36 @@ def _checkpoint(folder: Path, manifest: CheckpointManifest, notes: list[str]) ->
         training={
             name: value for name in training if (value := getattr(manifest, name)) is not None
         },
-        companions={name: folder / name for name in manifest.files if not name.endswith(_SUFFIX)},
+        companions={
+            name: folder / name
+            for name in manifest.files
+            if not name.endswith(_SUFFIX) and name not in sealed
+        },
+        sealed=sealed,
         origin=manifest.provenance.get("origin") or {},
         notes=tuple(notes),
         manifest=manifest,
     )
 
 
-def _stored(file: SafetensorsFile, piece: PieceRecord, dtype: str) -> StoredTensor:
+def _stored(
+    file: SafetensorsFile, piece: PieceRecord, dtype: str, *, sealed: bool = False
+) -> StoredTensor:
+    """Where a piece lies. A sealed one needs no checksum, for which all of it would be read."""
+    checksum = None if sealed else piece.crc32c
     shape = extents(piece.box) if piece.flat is None else (piece.flat[1] - piece.flat[0],)
-    return StoredTensor(file, piece.key, dtype=dtype, shape=shape, checksum=piece.crc32c)
+    return StoredTensor(file, piece.key, dtype=dtype, shape=shape, checksum=checksum)
 
 
 def check(checkpoint: Checkpoint, data: bool) -> Iterator[Problem]:  # noqa: FBT001
     """What is wrong with a checkpoint of ours: missing, truncated or changed files and tensors."""
     manifest, folder = checkpoint.manifest, checkpoint.path
     assert manifest is not None
+    if checkpoint.sealed:
+        yield from check_sealed(folder, checkpoint.sealed, manifest.files, data=data)
+        return
     for name, record in manifest.files.items():
-        fault = _file_fault(folder / name, record, data=data)
+        fault = _file_fault(RegularFile(folder / name), record, data=data)
         if fault is None and not data:
             continue
         hurt = list(_hurt_tensors(folder, manifest, name, read=fault is not None)) if data else []
@@ -309,9 +366,36 @@ def check(checkpoint: Checkpoint, data: bool) -> Iterator[Problem]:  # noqa: FBT
         yield Problem(file=MANIFEST_NAME, reason="it lost the digest of itself that it was given")
 
 
-def _file_fault(path: Path, record: FileRecord, *, data: bool) -> str | None:
+def check_sealed(
+    folder: Path,
+    sealed: Mapping[str, RegularFile],
+    files: Mapping[str, FileRecord],
+    *,
+    data: bool,
+) -> Iterator[Problem]:
+    """What is wrong with an encrypted checkpoint: its sealed bytes, then what is in them."""
+    problems = list(check_envelope(folder, data=data))
+    yield from problems
+    hurt = {problem.file for problem in problems}
+    for name, file in sealed.items():
+        if file.path.name not in hurt:
+            fault = _file_fault(file, files[name], data=data)
+            if fault is not None:
+                yield Problem(file=f"{file.path.name} ({name})", reason=fault)
+
+
+def check_envelope(folder: Path, *, data: bool) -> Iterator[Problem]:
+    """What is wrong with the sealed bytes of an encrypted checkpoint; takes no key."""
+    for name, (size, sha256) in read_envelope(folder).files.items():
+        record = FileRecord(size=size, sha256=sha256)
+        fault = _file_fault(RegularFile(folder / name), record, data=data)
+        if fault is not None:
+            yield Problem(file=name, reason=fault)
+
+
+def _file_fault(regular: RegularFile, record: FileRecord, *, data: bool) -> str | None:
     try:
-        with RegularFile(path).open() as file:
+        with regular.open() as file:
             if file.size != record.size:
                 return f"it has {file.size} bytes where the manifest says {record.size}"
             if data and digest(file) != record.sha256:

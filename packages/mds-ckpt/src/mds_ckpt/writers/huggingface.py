@@ -273,7 +273,8 @@ def _config(members: dict[str, Any], origin: Mapping[str, Any], dtype: str) -> d
 
 def _companions(checkpoint: Checkpoint, config: dict[str, Any]) -> dict[str, bytes]:
     """The folder's texts: configuration, tokenizer, generation settings."""
-    found = {name: path for name, path in checkpoint.companions.items() if name in companions.NAMES}
+    beside = companions.beside(checkpoint.companions, checkpoint.sealed)
+    found = {name: path for name, path in beside.items() if name in companions.NAMES}
     texts = {name: companions.read(path) for name, path in found.items()}
     end = companions.end_token(found)
     # Null, not absent: transformers' defaults are ids of somebody else's vocabulary.

@@ -67,7 +67,7 @@ def plan(checkpoint: Checkpoint, options: Options) -> Plan:
             rank_files = [job.result() for job in jobs]
         shapes = {piece.parameter: tuple(stop for _, stop in piece.box) for piece in pieces}
         parameters, files = merge_rank_files(shapes, rank_files)
-        for name, path in checkpoint.companions.items():
+        for name, path in companions.beside(checkpoint.companions, checkpoint.sealed).items():
             if name in companions.NAMES:
                 data = companions.read(path)
                 files[name] = add_file(folder, name, data, operations=operations)

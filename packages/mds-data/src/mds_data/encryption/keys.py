@@ -21,7 +21,7 @@ from typing import Any
 from ..errors import SealedError  # noqa: TID252
 from .library import library
 
-__all__ = ["KeySource", "new_identity", "read_recipients", "unwrap", "wrap"]
+__all__ = ["KeySource", "new_identity", "read_recipients", "recipients_of", "unwrap", "wrap"]
 
 DATA_KEY_SIZE = 32
 AGE, PASSPHRASE, COMMAND = "age", "scrypt", "command"
@@ -196,7 +196,7 @@ def _wrap_age(line: bytes, recipients: Sequence[str]) -> bytes:
     return bytes(pyrage.encrypt(line, keys, armored=True))
 
 
-def _unwrap_age(content: bytes, path: Path) -> bytes | None:
+def _identities(path: Path) -> list[Any]:
     pyrage = library("pyrage")
     lines = [line.strip() for line in _read_text(path).splitlines()]
     texts = [line for line in lines if line and not line.startswith("#")]
@@ -210,8 +210,20 @@ def _unwrap_age(content: bytes, path: Path) -> bytes | None:
             "holds no age identity (a line AGE-SECRET-KEY-1...)",
             remedy="give the file that age-keygen or --new-identity wrote",
         )
+    return identities
+
+
+def recipients_of(source: KeySource) -> list[str]:
+    """The recipients that belong to a source's identities; none if it names no identity."""
+    if AGE not in source.kinds:
+        return []
+    return [str(each.to_public()) for each in _identities(source.identity_path())]
+
+
+def _unwrap_age(content: bytes, path: Path) -> bytes | None:
+    pyrage = library("pyrage")
     try:
-        return bytes(pyrage.decrypt(content, identities))
+        return bytes(pyrage.decrypt(content, _identities(path)))
     except pyrage.DecryptError:
         return None
 
