@@ -13,6 +13,7 @@ from typing import Any
 from mds_data.commands.engines import chosen_engine, chosen_task
 from mds_data.commands.errors import UsageError
 from mds_data.commands.progress import ProgressLine
+from mds_data.commands.provenance_options import chosen_sources, record_origin
 from mds_data.curation.report import CurationReport
 from mds_data.curation.run import CurationConfig, new_output
 from mds_data.preprocess.task import task_path
@@ -129,6 +130,7 @@ def _checked(make: Callable[[], Any]) -> Any:
 
 def _run(arguments: argparse.Namespace, work: Callable[..., CurationReport], settings: Any) -> int:
     config, engine = _config(arguments), chosen_engine(arguments)
+    sources = chosen_sources(arguments)
     progress = ProgressLine(sys.stderr, label=arguments.command)
 
     def show(done: int, total: int, records: int) -> None:
@@ -141,6 +143,9 @@ def _run(arguments: argparse.Namespace, work: Callable[..., CurationReport], set
         with new_output(path, overwrite=arguments.overwrite) as file:
             report = work(config, settings, engine=engine, on_progress=show)
             file.write(json.dumps(report.as_json(), indent=1, ensure_ascii=False).encode() + b"\n")
+    record_origin(
+        config.output, sources=sources, inputs=report.inputs, transform=report.as_transform()
+    )
     for line in report.sentences():
         sys.stderr.write(f"{arguments.command}: {line}\n")
     share = report.characters_out / max(report.characters_in, 1)

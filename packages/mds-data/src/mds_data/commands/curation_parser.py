@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mds_data.commands.parser import add_engine_options, add_input_options, add_task_option, command
+from mds_data.commands.provenance_options import add_source_options
 
 if TYPE_CHECKING:
     from mds_data.commands.parser import Commands
@@ -200,3 +201,4 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--overwrite", action="store_true", help="replace files that exist")
     add_engine_options(parser)
+    add_source_options(parser)

@@ -18,6 +18,7 @@ from mds_data.commands.output import bar, printable, write
 from mds_data.commands.progress import megabytes
 from mds_data.commands.text import new_file
 from mds_data.errors import DataError
+from mds_data.store.folder import is_store, read_manifest_bytes
 from mds_data.store.inspection import Inspection, inspect_store
 from mds_data.store.schema import Manifest, manifest_to_json
 from mds_data.store.token_store import TokenStore, open_store
@@ -35,6 +36,8 @@ _COLUMN_VALUES = 8
 def inspect(arguments: argparse.Namespace) -> int:
     """Print what a store holds."""
     store = open_store(arguments.path, key=key_of(arguments), expect=arguments.expect)
+    if arguments.croissant is not None:
+        return describe(store, arguments)
     found = inspect_store(store, top=arguments.top, samples=arguments.samples)
     decode, remark = decoder(store)
     if arguments.html is not None:
@@ -47,6 +50,26 @@ def inspect(arguments: argparse.Namespace) -> int:
         return 0
     lines = [*facts(found, decode, remark), *lengths(found), *columns(found)]
     write([*lines, *top_tokens(found, decode), *samples(found, decode)])
+    return 0
+
+
+def describe(store: TokenStore, arguments: argparse.Namespace) -> int:
+    """Write the store's description for catalogues."""
+    from mds_data.provenance.croissant import croissant
+    from mds_data.provenance.family import store_families
+
+    root = Path(store.path)
+    if not is_store(root):
+        raise DataError(f"{root}: only a store in a folder can be described; import it first")
+    described = croissant(
+        root,
+        store.manifest,
+        families=store_families(root, store.manifest),
+        data=read_manifest_bytes(root),
+    )
+    with new_file(arguments.croissant, overwrite=arguments.overwrite) as file:
+        file.write(json.dumps(described, indent=1, ensure_ascii=False).encode() + b"\n")
+    sys.stderr.write(f"inspect: the description is in {arguments.croissant}\n")
     return 0
 
 

@@ -199,9 +199,9 @@ def _provenance(found: Inspection) -> Iterator[str]:
     if inputs:
         yield "<h2>Inputs</h2>"
         yield _table(
-            ["file", "bytes", "sha256"],
+            ["file", "bytes", "licence", "from", "sha256"],
             [
-                [_cell(each.get("path")), _cell(each.get("size")), _cell(each.get("sha256"))]
+                [_cell(each.get(key)) for key in ("path", "size", "licence", "url", "sha256")]
                 for each in inputs[:200]
             ],
         )

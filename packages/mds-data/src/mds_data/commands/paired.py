@@ -15,6 +15,7 @@ from mds_data.commands.engines import default_workers
 from mds_data.commands.errors import UsageError
 from mds_data.commands.preprocess import tokenizer_spec
 from mds_data.commands.progress import ProgressLine
+from mds_data.commands.provenance_options import chosen_sources
 from mds_data.commands.redaction_rules import optional_rules
 from mds_data.commands.text import new_file
 from mds_data.errors import DataError
@@ -98,6 +99,7 @@ def writing_config(arguments: argparse.Namespace) -> PartsConfig:
         on_error=arguments.on_error,
         overwrite=arguments.overwrite,
         redact=optional_rules(arguments),
+        sources=chosen_sources(arguments),
     )
 
 

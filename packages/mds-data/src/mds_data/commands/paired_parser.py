@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mds_data.commands.parser import add_tokenizer_options, command
+from mds_data.commands.provenance_options import add_source_options
 from mds_data.commands.redaction_options import add_redaction_options
 
 if TYPE_CHECKING:
@@ -156,3 +157,4 @@ def _add_writing(parser: argparse.ArgumentParser, *, what: str) -> None:
         help=f"in a log: a line every N {what}, instead of every 10 s",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the store if it exists")
+    add_source_options(parser)

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from mds_data.commands.provenance_options import add_source_options
 from mds_data.commands.redaction_options import add_redaction_options
 
 if TYPE_CHECKING:
@@ -189,6 +190,7 @@ def add_preprocess(commands: Commands) -> None:
     add_task_option(parser)
     add_tokenizer_options(parser)
     add_redaction_options(parser)
+    add_source_options(parser)
     _add_old_flags(parser)
 
 

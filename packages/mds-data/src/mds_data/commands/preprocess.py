@@ -11,6 +11,7 @@ from typing import Any, cast
 from mds_data.commands.engines import chosen_engine, chosen_task
 from mds_data.commands.errors import UsageError
 from mds_data.commands.progress import ProgressLine
+from mds_data.commands.provenance_options import chosen_sources
 from mds_data.commands.redaction_rules import optional_rules
 from mds_data.errors import DataError
 from mds_data.preprocess.columns import parse_column
@@ -83,6 +84,7 @@ def config_of(arguments: argparse.Namespace) -> PreprocessConfig:
             problems=arguments.report,
             redact=optional_rules(arguments),
             task=chosen_task(arguments),
+            sources=chosen_sources(arguments),
         )
     except DataError:
         raise

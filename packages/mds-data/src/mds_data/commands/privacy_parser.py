@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mds_data.commands.parser import add_engine_options, add_task_option, command
+from mds_data.commands.provenance_options import add_source_options
 from mds_data.commands.redaction_options import MODES, add_rules
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def add_privacy_commands(commands: Commands) -> None:
     _add_files(parser)
     _add_choices(parser)
     add_engine_options(parser)
+    add_source_options(parser)
     add_task_option(parser)
 
 

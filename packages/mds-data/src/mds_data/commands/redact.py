@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mds_data.commands.engines import chosen_engine, chosen_task
 from mds_data.commands.progress import ProgressLine, megabytes
+from mds_data.commands.provenance_options import chosen_sources, record_origin
 from mds_data.commands.redaction_rules import chosen_kinds, read_allowed, read_key
 from mds_data.commands.text import new_file
 from mds_data.curation.redact import RecordRedactor, Redacted, RedactionSettings
@@ -20,6 +21,7 @@ from mds_data.curation.run import CurationConfig, curated_source, new_output
 from mds_data.preprocess.engine import Engine
 from mds_data.preprocess.inputs import InputError
 from mds_data.preprocess.task import task_path
+from mds_data.store.schema import package_version
 
 __all__ = ["redact"]
 
@@ -29,6 +31,7 @@ def redact(arguments: argparse.Namespace) -> int:
     report = RedactionReport(settings=_settings(arguments))
     report.settings.redactor()  # refuses a weak key before anything is read
     config = _config(arguments)
+    sources = chosen_sources(arguments)
     progress = ProgressLine(sys.stderr, label="redact")
     with ExitStack() as stack:
         pages = [
@@ -38,6 +41,9 @@ def redact(arguments: argparse.Namespace) -> int:
         _redact(config, report, engine=chosen_engine(arguments), progress=progress)
         for file, content in pages:
             file.write(content(report))
+    record_origin(
+        config.output, sources=sources, inputs=report.inputs, transform=_transform(report)
+    )
     for line in report.problems.sentences():
         sys.stderr.write(f"redact: {line}\n")
     progress.finish(_summary(report, config.output))
@@ -78,6 +84,17 @@ def _pages(
         yield task_path(arguments.report, config.task), _report_bytes
     if arguments.samples is not None:
         yield task_path(arguments.samples, config.task), _samples_bytes
+
+
+def _transform(report: RedactionReport) -> dict[str, object]:
+    members = report.to_json()
+    kept = ("documents", "documents_changed", "replaced")
+    return {
+        "name": "redact",
+        "version": package_version(),
+        "arguments": {"rules": members["rules"], "members": members["members"]},
+        "report": {key: members[key] for key in kept},
+    }
 
 
 def _report_bytes(report: RedactionReport) -> bytes:

@@ -18,7 +18,7 @@ _PAIR = "a Megatron .bin/.idx pair, by its prefix"
 
 
 def add_store_commands(commands: Commands) -> None:
-    """Add inspect, verify, merge, split, import, export, repack, erase and repair."""
+    """Add inspect, verify, merge, split, import, export, repack, erase, repair and licences."""
     _add_inspect(commands)
     _add_verify(commands)
     _add_merge(commands)
@@ -28,6 +28,7 @@ def add_store_commands(commands: Commands) -> None:
     _add_repack(commands)
     _add_erase(commands)
     _add_repair(commands)
+    _add_licences(commands)
 
 
 def _add_inspect(commands: Commands) -> None:
@@ -47,6 +48,12 @@ def _add_inspect(commands: Commands) -> None:
     parser.add_argument("--json", action="store_true", help="everything as JSON")
     parser.add_argument(
         "--html", type=Path, metavar="F", help="write everything as one page for a browser"
+    )
+    parser.add_argument(
+        "--croissant",
+        type=Path,
+        metavar="F",
+        help="write a description for catalogues: files, licences and sources as Croissant JSON-LD",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the page if it exists")
     parser.add_argument(
@@ -205,6 +212,27 @@ def _add_erase(commands: Commands) -> None:
         metavar="FOLDER",
         help="where to look for stores that share files; the store's parent when left out",
     )
+
+
+def _add_licences(commands: Commands) -> None:
+    parser = command(
+        commands,
+        "licences",
+        run="mds_data.commands.licences:licences",
+        help="list the sources of stores and check their licences",
+        description="List every source of a store, with its licence as it was recorded (options\n"
+        "--licence and --sources of preprocess, clean, ...). Exit code 1 if the policy refuses\n"
+        "one. Policies: known (some licence is recorded), open (and it forbids neither commerce\n"
+        "nor changes), permissive (and asks for attribution at most); or a TOML file with\n"
+        'allow = ["CC-BY-*", ...], deny = [...] and unknown = "accept" or "fail".',
+        examples="examples:\n"
+        "  mds-data licences store\n"
+        "  mds-data licences store-a store-b --policy permissive --json",
+    )
+    parser.add_argument("stores", nargs="+", type=Path, metavar="STORE")
+    parser.add_argument("--policy", default="open", metavar="NAME|F.toml", help="(%(default)s)")
+    parser.add_argument("--json", action="store_true", help="everything as JSON")
+    add_key_options(parser, old=True)
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:

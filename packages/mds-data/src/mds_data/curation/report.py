@@ -85,6 +85,20 @@ class CurationReport:
             },
         }
 
+    def as_transform(self) -> dict[str, Any]:
+        """What a record of the output's origin keeps: settings and counts, no examples."""
+        return {
+            "name": self.command,
+            "version": package_version(),
+            "arguments": dict(self.arguments),
+            "report": {
+                "records": self.records,
+                "kept": self.kept,
+                "removed": dict(sorted(self.removed.items())),
+                "notes": dict(sorted(self.notes.items())),
+            },
+        }
+
     def sentences(self) -> Iterator[str]:
         """One sentence a reason, and what else happened."""
         for reason, count in self.removed.most_common():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
@@ -27,6 +27,7 @@ from mds_data.preprocess.report import InputRecord
 from mds_data.preprocess.workers import map_in_order
 from mds_data.privacy.documents import DocumentRedactor, RedactionTally
 from mds_data.privacy.rules import RedactionRules
+from mds_data.provenance.source_facts import SourceRules
 from mds_data.store.folder import is_store
 from mds_data.store.schema import Layout, package_version
 from mds_data.store.split import split_ranges
@@ -74,6 +75,8 @@ class PartsConfig:
     overwrite: bool = False
     redact: RedactionRules | None = None
     """Replace private data before anything is encoded."""
+    sources: SourceRules = field(default_factory=SourceRules)
+    """Licence, address and terms of the inputs."""
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -164,7 +167,12 @@ def write_parts(
         }
         if config.redact is not None:
             transform["redaction"] = redacted.as_json()
-        inputs = [asdict(record) for record in source.done]
+        paths = [Path(record.path) for record in source.done]
+        config.sources.check_used(paths)
+        inputs = [
+            asdict(record) | config.sources.facts(path)
+            for record, path in zip(source.done, paths, strict=True)
+        ]
         writer.commit(provenance={"inputs": inputs, "transforms": [transform]})
         report = PartsReport(
             output=config.output,

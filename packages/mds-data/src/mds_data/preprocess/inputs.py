@@ -23,6 +23,7 @@ from typing import IO, Any, Literal, cast
 
 from mds_data.errors import DataError
 from mds_data.preprocess.tables import dataset_files, table_rows
+from mds_data.provenance.source_facts import SIDECAR_END
 
 __all__ = [
     "LONGEST_RECORD",
@@ -111,7 +112,7 @@ def _matches(pattern: str) -> list[Path]:
     if path.exists():
         return [path]
     found = [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]  # noqa: PTH207 (pathlib has no absolute patterns)
-    files = [each for each in found if each.is_file()]
+    files = [each for each in found if each.is_file() and not each.name.endswith(SIDECAR_END)]
     if not files:
         what = "no file matches this pattern" if glob.has_magic(pattern) else "no such input file"
         raise FileNotFoundError(f"{pattern}: {what}; check the path.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +37,22 @@ class Job:
     """SHA-256 of the tokenizer's file."""
     task: Task | None = None
     """Which part of a job array this is."""
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What is known of each input beside its bytes: licence, URL, terms, where it comes from."""
 
     def as_json(self) -> dict[str, Any]:
         """What a checkpoint keeps of it."""
-        inputs = [{"path": file.path.as_posix(), "size": file.size} for file in self.files]
+        inputs = [self._input(file) for file in self.files]
         return {
             "inputs": inputs,
             **self.arguments,
             "tokenizer_sha256": self.tokenizer,
             "version": package_version(),
         }
+
+    def _input(self, file: InputFile) -> dict[str, Any]:
+        path = file.path.as_posix()
+        return {"path": path, "size": file.size, **self.facts.get(path, {})}
 
     def provenance(
         self, done: Sequence[InputRecord], *, log: ProblemLog, redacted: RedactionTally
@@ -62,7 +68,8 @@ class Job:
             transform["redaction"] = redacted.as_json()
         if self.task is not None:
             transform["task"] = str(self.task)
-        return {"inputs": [asdict(record) for record in done], "transforms": [transform]}
+        inputs = [asdict(record) | dict(self.facts.get(record.path, {})) for record in done]
+        return {"inputs": inputs, "transforms": [transform]}
 
     def is_done_by(self, manifest: Manifest) -> bool:
         """Whether a finished store is this job's."""
@@ -72,8 +79,8 @@ class Job:
             len(transforms) == 1
             and transforms[0].get("name") == "preprocess"
             and transforms[0].get("arguments") == dict(self.arguments)
-            and [(each.get("path"), each.get("size")) for each in inputs]
-            == [(file.path.as_posix(), file.size) for file in self.files]
+            and [{key: each[key] for key in each if key != "sha256"} for each in inputs]
+            == [self._input(file) for file in self.files]
             and manifest.tokenizer is not None
             and manifest.tokenizer.sha256 == self.tokenizer
         )
@@ -164,7 +171,10 @@ def finished_report(outputs: Mapping[str, Path]) -> PreprocessReport:
         outputs=dict(outputs),
         documents={key: manifest.counts.documents for key, manifest in manifests.items()},
         tokens={key: manifest.counts.tokens for key, manifest in manifests.items()},
-        inputs=tuple(InputRecord(**record) for record in provenance["inputs"]),
+        inputs=tuple(
+            InputRecord(path=each["path"], size=each["size"], sha256=each["sha256"])
+            for each in provenance["inputs"]
+        ),
         problems=ProblemLog.from_json(transform["report"]),
         redacted=None if redaction is None else RedactionTally.from_json(redaction),
     )

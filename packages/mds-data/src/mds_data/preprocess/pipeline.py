@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +35,7 @@ from mds_data.preprocess.source import Mark, Source
 from mds_data.preprocess.task import Task, task_files
 from mds_data.privacy.documents import DocumentRedactor, RedactionTally
 from mds_data.privacy.rules import RedactionRules
+from mds_data.provenance.source_facts import SourceRules
 from mds_data.store.folder import is_store
 from mds_data.store.resume import find_checkpoint
 from mds_data.store.schema import Layout, token_dtype
@@ -101,6 +102,8 @@ class PreprocessConfig:
     """Write every problem as a line of JSON to this file."""
     redact: RedactionRules | None = None
     """Replace private data in texts and columns before anything is encoded."""
+    sources: SourceRules = field(default_factory=SourceRules)
+    """Licence, address and terms of the inputs."""
 
     def __post_init__(self) -> None:
         LocalEngine(workers=self.workers)
@@ -153,7 +156,10 @@ def preprocess(
         arguments=_arguments(config),
         tokenizer=tokenizer.file.sha256,
         task=config.task,
+        facts={file.path.as_posix(): config.sources.facts(file.path) for file in files},
     )
+    if config.task is None:
+        config.sources.check_used([file.path for file in files])
     found = {key: _target(path, job=job, config=config) for key, path in config.outputs.items()}
     targets = {key: path for key, path in found.items() if path is not None}
     if targets:

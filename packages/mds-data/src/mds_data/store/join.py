@@ -14,6 +14,7 @@ from mds_data.errors import StoreError
 from mds_data.store.columns import column_labels
 from mds_data.store.folder import read_manifest
 from mds_data.store.merge import common_vocabulary
+from mds_data.store.origins import kept_inputs
 from mds_data.store.records import Manifest
 from mds_data.store.repack import copy_documents, kept_tokenizer
 from mds_data.store.split import split_ranges
@@ -93,7 +94,7 @@ def join_stores(
         layout=first.layout,
         split=kept if split is None else split_ranges(split),
         tokenizer=kept_tokenizer(stores[0]),
-        provenance=_provenance([store.manifest for store in stores]),
+        provenance=_provenance([kept_inputs(Path(store.path), store.manifest) for store in stores]),
         columns=columns,
         sentences=stores[0].has_sentences,
     ) as writer:
@@ -117,10 +118,10 @@ def _check_extras(stores: Sequence[TokenStore]) -> None:
         )
 
 
-def _provenance(parts: Sequence[Manifest]) -> dict[str, Any]:
+def _provenance(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Where all documents come from; one run's facts if the parts are its tasks."""
-    inputs = [each for part in parts for each in part.provenance.get("inputs", ())]
-    transforms = [part.provenance.get("transforms", []) for part in parts]
+    inputs = [each for part in parts for each in part.get("inputs", ())]
+    transforms = [part.get("transforms", []) for part in parts]
     asked = [
         {key: value for key, value in each[0].items() if key not in _COUNTED}
         for each in transforms

@@ -12,6 +12,7 @@ import numpy as np
 from mds_data.store.columns import column_labels
 from mds_data.store.commit import FileOperations
 from mds_data.store.folder import StoreFolder
+from mds_data.store.origins import kept_inputs
 from mds_data.store.records import Layout, Manifest
 from mds_data.store.selection import document_range
 from mds_data.store.split import split_ranges
@@ -107,7 +108,8 @@ def _copy(
     operations: FileOperations | None = None,
 ) -> Manifest:
     manifest = store.manifest
-    transforms = [*manifest.provenance.get("transforms", []), dict(transform)]
+    provenance = kept_inputs(Path(store.path), manifest)
+    transforms = [*provenance.get("transforms", []), dict(transform)]
     columns = {name: store.column(name) for name in store.columns}
     with StoreWriter(
         target,
@@ -116,7 +118,7 @@ def _copy(
         layout=layout,
         split=split,
         tokenizer=kept_tokenizer(store),
-        provenance={**manifest.provenance, "transforms": transforms},
+        provenance={**provenance, "transforms": transforms},
         columns={name: values.dtype for name, values in columns.items()},
         sentences=store.has_sentences,
         operations=operations,
