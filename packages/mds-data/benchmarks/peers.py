@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from mds_data import GPTDataset, ResumableSampler, open_store, write_store
-from mds_data.datasets.megatron_order import MegatronOrder, border_places, row_ends
+from mds_data.datasets.megatron_order import MegatronOrder, sample_borders
 
 SEQ_LENGTH = 2048
 VOCAB_SIZE = 50257
@@ -331,13 +331,7 @@ def compare_index(documents: int, *, epochs: int, rounds: int) -> None:
     samples = (epochs * tokens - 1) // SEQ_LENGTH
 
     def ours() -> Any:
-        ends = row_ends(lengths, rows)
-        places = border_places(ends, samples=samples, seq_length=SEQ_LENGTH)
-        index = np.empty((samples + 1, 2), np.int64)
-        index[:, 0] = places
-        index[:, 1] = np.arange(samples + 1) * SEQ_LENGTH
-        index[:, 1] -= ends[places]
-        return index
+        return sample_borders(lengths, rows, samples=samples, seq_length=SEQ_LENGTH)
 
     def whole() -> Any:
         order = MegatronOrder(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from store_material import golden_datasets
 
 from mds_data import GPTDataset, open_store
-from mds_data.datasets.megatron_order import MegatronOrder
+from mds_data.datasets.megatron_order import MegatronOrder, sample_borders
 from mds_data.store.megatron import import_megatron
 
 SETS = (
@@ -101,3 +101,22 @@ def test_the_sample_index_is_the_plain_loop_s(lengths, seq_length, num_samples, 
         assert pieces == row[start : start + seq_length + 1]
     assert len(order) >= num_samples
     assert sorted(order.shuffle_index.tolist()) == list(range(len(order)))
+
+
+@pytest.mark.parametrize("longest", [3, 400, 2**29])
+@pytest.mark.parametrize("count", [1, 31, 32_768, 100_003])
+def test_borders_of_many_documents_are_those_of_a_running_sum(longest, count):
+    random = np.random.default_rng(count)
+    lengths = random.integers(0, longest, 5000)
+    documents = random.integers(0, len(lengths), count).astype(np.int32)
+    documents[0] = lengths.argmax()
+    ends = np.concatenate([[0], np.cumsum(lengths[documents])])
+    seq_length = int(ends[-1]) // 997 + 1
+    samples = (int(ends[-1]) - 1) // seq_length
+
+    index = sample_borders(lengths, documents, samples=samples, seq_length=seq_length)
+
+    borders = np.arange(samples + 1) * seq_length
+    places = np.searchsorted(ends, borders, side="right") - 1
+    np.testing.assert_array_equal(index[:, 0], places)
+    np.testing.assert_array_equal(index[:, 1], borders - ends[places])
