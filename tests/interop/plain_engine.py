@@ -1,8 +1,9 @@
 """Ranks of the real DeepSpeed without pipeline: train and save, or load what we wrote and go on.
 
 Run as ``python plain_engine.py RANKS JOBS.json RENDEZVOUS``; starts its ranks itself. A job names a
-``stage``, a ``dtype``, how many ``experts`` the model has, and folders: ``load`` from, ``save`` to
-after ``steps``, and ``then`` after one step more.
+``stage``, a ``dtype``, how many ``experts`` the model has (and ``ep``, the ranks that share them),
+and folders: ``load`` from, ``save`` to after ``steps``, and ``then`` after one step more. With
+``universal``, what is loaded is a universal checkpoint; ``again`` is where it is saved at once.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch import nn
 from torch.nn import functional
 
 HIDDEN, WIDTH, LAYERS, WORDS, ROWS, LENGTH, HEADS = 16, 40, 3, 50, 56, 12, 4
+LINEAR = functional.linear
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -53,7 +55,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, *, experts: int, residual: bool) -> None:
+    def __init__(self, *, experts: int, ep: int, residual: bool) -> None:
         super().__init__()
         self.input_layernorm = nn.LayerNorm(HIDDEN)
         self.self_attention = Attention()
@@ -61,7 +63,7 @@ class Block(nn.Module):
         self.mlp: nn.Module = Mlp()
         if experts:
             options = {"k": 1, "drop_tokens": False, "use_rts": False, "use_residual": residual}
-            self.mlp = MoE(HIDDEN, Mlp(), num_experts=experts, ep_size=2, **options)
+            self.mlp = MoE(HIDDEN, Mlp(), num_experts=experts, ep_size=ep, **options)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.self_attention(self.input_layernorm(x))
@@ -70,23 +72,23 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    def __init__(self, *, experts: int, residual: bool) -> None:
+    def __init__(self, *, experts: int, ep: int, residual: bool) -> None:
         super().__init__()
         counts = [experts if layer % 2 else 0 for layer in range(LAYERS)]
-        self.layers = nn.ModuleList(Block(experts=n, residual=residual) for n in counts)
+        self.layers = nn.ModuleList(Block(experts=n, ep=ep, residual=residual) for n in counts)
         self.final_layernorm = nn.LayerNorm(HIDDEN)
 
 
 class Model(nn.Module):
     """Megatron-DeepSpeed's GPTModel as its state dictionary names it."""
 
-    def __init__(self, *, experts: int, residual: bool) -> None:
+    def __init__(self, *, experts: int, ep: int, residual: bool) -> None:
         super().__init__()
         self.language_model = nn.Module()
         self.language_model.embedding = nn.Module()
         self.language_model.embedding.word_embeddings = nn.Embedding(ROWS, HIDDEN)
         self.language_model.embedding.position_embeddings = nn.Embedding(LENGTH, HIDDEN)
-        self.language_model.encoder = Stack(experts=experts, residual=residual)
+        self.language_model.encoder = Stack(experts=experts, ep=ep, residual=residual)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         inner = self.language_model
@@ -133,14 +135,15 @@ def arguments(job: Mapping[str, Any]) -> Namespace:
         add_bias_linear=True,
         mlp_type="residual" if job.get("residual") else "standard",
         moe_token_dropping=False,
-        moe_expert_parallel_size=2 if job["experts"] else 1,
+        moe_expert_parallel_size=job.get("ep", 2) if job["experts"] else 1,
         **experts,
     )
 
 
 def engine_of(job: Mapping[str, Any], seed: int) -> Any:
     torch.manual_seed(seed)
-    net = Model(experts=job["experts"], residual=bool(job.get("residual")))
+    options = {"experts": job["experts"], "ep": job.get("ep", 2)}
+    net = Model(**options, residual=bool(job.get("residual")))
     parameters = list(net.parameters())
     decayed, plain = [p for p in parameters if p.dim() > 1], [p for p in parameters if p.dim() <= 1]
     groups: list[dict[str, Any]] = [
@@ -160,6 +163,8 @@ def engine_of(job: Mapping[str, Any], seed: int) -> Any:
         config["fp16"] = {"enabled": True, "initial_scale_power": 8, "loss_scale_window": 2}
     elif job["dtype"] == "bf16":
         config["bf16"] = {"enabled": True}
+    if job.get("universal"):
+        config["checkpoint"] = {"load_universal": True}
     optimizer = torch.optim.AdamW(groups, lr=1e-2)
     return deepspeed.initialize(model=net, optimizer=optimizer, config=config)[0]
 
@@ -179,15 +184,23 @@ def train(engine: Any, rank: int, *, first: int, steps: int) -> float:
 
 def save(engine: Any, job: Mapping[str, Any], folder: str) -> None:
     state = {"args": arguments(job), "checkpoint_version": 3.0, "iteration": engine.global_steps}
+    if not job["experts"]:  # with experts DeepSpeed keeps this name for itself
+        sizes = {"original_vocab_size": WORDS, "padded_vocab_size": ROWS}
+        state["universal_checkpoint_info"] = sizes
     engine.save_checkpoint(folder, client_state=state)
 
 
 def work(job: Mapping[str, Any], rank: int) -> float:
+    # DeepSpeed's stage 3 leaves a linear layer of its own here, for all that the process runs after
+    # it; that one rounds otherwise, so a run in stage 1 would depend on what was run before it.
+    functional.linear = LINEAR
     engine = engine_of(job, seed=7 if job.get("load") else 3)
     if job.get("load"):
         path, client = engine.load_checkpoint(job["load"])
         assert path is not None
         assert client["iteration"] == engine.global_steps
+        if job.get("again"):
+            save(engine, job, job["again"])
     else:
         train(engine, rank, first=0, steps=job["steps"])
         save(engine, job, job["save"])

@@ -12,6 +12,7 @@ from deepspeed_samples import Sample
 from golden import fixture
 from test_deepspeed_writer import assert_equal, leaves, written
 
+import mds_ckpt
 from mds_ckpt import convert
 from mds_ckpt.errors import UnsupportedError, UsageError
 from mds_ckpt.formats import open_checkpoint
@@ -235,15 +236,51 @@ def test_the_form_is_told_and_can_be_chosen(tmp_path: Path) -> None:
     assert open_checkpoint(tmp_path / "b").parallel["zero_stage"] == 2
 
 
-def test_universal_without_pipeline_uses_the_modules_names(tmp_path: Path) -> None:
+def test_universal_of_stage_3_holds_what_deepspeeds_own_tool_makes(tmp_path: Path) -> None:
     source = fixture("gpt_nopipe_dp2_z3_bf16") / "ckpt"
 
-    convert(source, tmp_path / "out", to="universal", pipeline=False)
+    report = convert(source, tmp_path / "out", to="universal")
 
     assert_equal(open_checkpoint(tmp_path / "out"), open_checkpoint(source))
     theirs = fixture("gpt_nopipe_dp2_z3_bf16.universal") / "global_step10_universal" / "zero"
     ours = tmp_path / "out" / "global_step10_universal" / "zero"
     assert {p.name for p in ours.iterdir()} == {p.name for p in theirs.iterdir()}
+    words = open_checkpoint(source).model.vocab_size * 32
+    for path in theirs.rglob("[!s]*.pt"):
+        if path.parent == theirs:
+            continue
+        flat, named = open_torch_file(path), open_torch_file(ours / path.relative_to(theirs))
+        whole, wanted = named.read(named.value["param"]).reshape(-1), flat.read(flat.value)
+        assert whole.size == wanted.size  # stage 3 cuts what lies there, so padding must be there
+        if "word_embeddings" in str(path):
+            assert not whole[words:].any()
+            whole, wanted = whole[:words], wanted[:words]
+        np.testing.assert_array_equal(whole, wanted, err_msg=str(path))
+    state = open_torch_file(ours / "optimizer_state.pt")
+    inner = state.value["optimizer_state_dict"]
+    assert float(state.read(inner["state"][0]["step"])) == 10
+    assert [group["weight_decay"] for group in inner["param_groups"]] == [0.1, 0.0]
+    own = open_torch_file(ours.parent / "zero_pp_rank_0_mp_rank_00_model_states.pt")
+    assert own.value["iteration"] == 10
+    assert any("settings of the first" in note for note in report.notes)
+    assert not mds_ckpt.verify(tmp_path / "out").problems
+
+
+def test_universal_is_for_the_stage_that_is_asked_for(tmp_path: Path) -> None:
+    source = fixture("gpt_nopipe_dp2_z3_bf16") / "ckpt"
+
+    first = convert(source, tmp_path / "first", to="universal", zero_stage=1, pipeline=False)
+
+    assert_equal(open_checkpoint(tmp_path / "first"), open_checkpoint(source))
+    assert any("--zero-stage 3 for stage 3" in note for note in first.notes)
+    assert not list((tmp_path / "first").rglob("zero_pp_rank*"))
+    experts = fixture("moe_nopipe_dp2ep2_z1_bf16") / "ckpt"
+    with pytest.raises(UnsupportedError, match="no ZeRO stage 3 for a model with experts"):
+        convert(experts, tmp_path / "experts", to="universal", zero_stage=3)
+    with pytest.raises(UsageError, match="no ZeRO stage 3 in a pipeline"):
+        convert(source, tmp_path / "pipe", to="universal", zero_stage=3, pipeline=True)
+    with pytest.raises(UsageError, match="leave --zero-stage 0 away"):
+        convert(source, tmp_path / "none", to="universal", zero_stage=0)
 
 
 def test_experts_in_stage_3_are_refused() -> None:

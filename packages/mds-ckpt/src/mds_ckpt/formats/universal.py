@@ -49,7 +49,7 @@ def plan_universal(checkpoint: Checkpoint, options: Options) -> Plan:
     from mds_ckpt.writers.universal import plan
 
     # These say how parameters are called and padded, not who holds them.
-    asked = replace(options, pipeline=None, divisible_by=None)
+    asked = replace(options, pipeline=None, divisible_by=None, zero_stage=None)
     refuse_layout(asked, "a universal checkpoint")
     return plan(checkpoint, options)
 

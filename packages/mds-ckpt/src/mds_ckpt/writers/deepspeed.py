@@ -53,7 +53,14 @@ def form_of(checkpoint: Checkpoint, options: Options, layout: TargetLayout) -> D
         )
     if not is_pipeline and layout.pp_size > 1:
         raise UsageError("--no-pipeline writes one stage; leave --pp away, or --no-pipeline")
-    return (PipelineForm if is_pipeline else PlainForm)(checkpoint, options, layout)
+    form = (PipelineForm if is_pipeline else PlainForm)(checkpoint, options, layout)
+    if layout.zero_stage == 3 and form.target.experts:
+        raise UnsupportedError(
+            checkpoint.path,
+            "DeepSpeed has no ZeRO stage 3 for a model with experts",
+            remedy="choose --zero-stage 0, 1 or 2",
+        )
+    return form
 
 
 class _Writer:
@@ -68,12 +75,6 @@ class _Writer:
                 checkpoint.path,
                 "stage 3 keeps weights in optimizer files, and there is no complete optimizer "
                 "state to write",
-                remedy="choose --zero-stage 0, 1 or 2",
-            )
-        if layout.zero_stage == 3 and self._target.experts:
-            raise UnsupportedError(
-                checkpoint.path,
-                "DeepSpeed has no ZeRO stage 3 for a model with experts",
                 remedy="choose --zero-stage 0, 1 or 2",
             )
 
