@@ -84,7 +84,9 @@ def _find(parts: Parts, *, resume: bool) -> _Source | None:
             return None
     else:
         _refuse_another_run(parts.checkpoints)
-        if wanted.backup is not None:
+        if wanted.backup is not None and is_url(wanted.backup):
+            _refuse_anothers_backups(wanted.backup)
+        elif wanted.backup is not None:
             _refuse_another_run(Path(wanted.backup) / "checkpoints")
     return None if wanted.load is None else _find_other(Path(wanted.load), wanted)
 
@@ -93,7 +95,11 @@ def _newest_own(parts: Parts) -> tuple[_Source | None, tuple[str, ...]]:
     """The newest whole checkpoint of the run, from its second place only where that has a newer."""
     found, skipped = _newest(parts.checkpoints)
     backup = parts.config.checkpoint.backup
-    if backup is not None:
+    if backup is not None and is_url(backup):
+        steps = backed_up_steps(backup)
+        if steps and (found is None or steps[-1] > _step_of(found)):
+            return _brought_back(parts, backup, steps[-1], skipped), skipped
+    elif backup is not None:
         copy, skipped_copies = _newest(Path(backup) / "checkpoints")
         skipped += skipped_copies
         if copy is not None and (found is None or _step_of(copy) > _step_of(found)):
@@ -106,6 +112,24 @@ def _newest_own(parts: Parts) -> tuple[_Source | None, tuple[str, ...]]:
 
 def _newest(root: Path) -> tuple[Path | None, tuple[str, ...]]:
     latest = commit.find_latest(root)
+def _brought_back(parts: Parts, url: str, step: int, skipped: tuple[str, ...]) -> _Source:
+    """The checkpoint of a backup, restored beside the run's own."""
+    folder = parts.checkpoints.parent / "restored"
+    identity = parts.config.checkpoint.backup_identity
+    copy = bring_back(url, step, folder, identity=identity)
+    note = f"Brought {copy} back from {url}: {parts.checkpoints} has no whole checkpoint as new."
+    return _Source(folder=copy, own=True, messages=(*skipped, note), copy=True)
+
+
+def _refuse_anothers_backups(url: str) -> None:
+    steps = backed_up_steps(url)
+    if steps:
+        raise ValueError(
+            f"{url}: there are backups of another run already (the newest is step-{steps[-1]}); "
+            f"resume that run, or choose another checkpoint.backup."
+        )
+
+
     return latest.folder, tuple(f"Passed over {folder}: {why}" for folder, why in latest.skipped)
 
 

@@ -247,6 +247,8 @@ def _data_record(parts: Parts, state: TrainState) -> dict[str, Any]:
         ],
     }
 
+    if store.is_encrypted:  # its plain copy would lie beside the weights
+        return None
 
 def _add_tokenizer(
     parts: Parts, partial: Path, records: dict[str, FileRecord]

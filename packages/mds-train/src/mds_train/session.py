@@ -108,7 +108,7 @@ def _absolute_paths(settings: Settings) -> Settings:
 
 def _absolute(value: str | tuple[str, ...]) -> str | tuple[str, ...]:
     if isinstance(value, str):
-        return str(Path(value).resolve())
+        return value if "://" in value else str(Path(value).resolve())
     return tuple(str(Path(path).resolve()) for path in value)
 
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from mds_ckpt import commit, verify
+from mds_ckpt.encryption.keys import new_identity
 from mds_ckpt.formats.mds import merge_rank_files, write_rank_file
 from mds_ckpt.manifest import CheckpointManifest, ModelRecord
-from mds_train.saving.backup import back_up, copy_checkpoint
+from mds_train.saving.backup import back_up, backed_up_steps, bring_back, copy_checkpoint
 
 
 def write_checkpoint(root: Path, *, step: int = 4, fill: float = 1.0) -> Path:
@@ -97,3 +98,35 @@ def test_a_faulty_copy_is_no_copy(tmp_path: Path, *, full: bool, message: str) -
         copy_checkpoint(source, root, operations=Faulty(full=full))
 
     assert list(root.iterdir()) == []
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_a_url_holds_backups_that_can_be_brought_back(tmp_path: Path, *, encrypted: bool) -> None:
+    url = f"memory://{tmp_path.name}"
+    identity = None
+    if encrypted:
+        identity = str(tmp_path / "key.txt")
+        new_identity(Path(identity))
+    for step in (1, 2, 3):
+        source = write_checkpoint(tmp_path / "run" / "checkpoints", step=step)
+        where = back_up(source, url, keep_last=2, keep_every=None, identity=identity)
+
+    folder = bring_back(url, 3, tmp_path / "restored", identity=identity)
+    again = bring_back(url, 3, tmp_path / "restored", identity=identity)
+
+    assert where == f"{url} (step-3)"
+    assert backed_up_steps(url) == [2, 3]
+    assert folder == again == tmp_path / "restored" / "step-3"
+    assert contents(folder) == contents(source)
+
+
+def test_a_damaged_rest_is_brought_back_anew(tmp_path: Path) -> None:
+    url = f"memory://{tmp_path.name}"
+    source = write_checkpoint(tmp_path / "run" / "checkpoints")
+    back_up(source, url, keep_last=0, keep_every=None)
+    folder = bring_back(url, 4, tmp_path / "restored", identity=None)
+    next(folder.glob("rank-*")).write_bytes(b"")
+
+    bring_back(url, 4, tmp_path / "restored", identity=None)
+
+    assert contents(folder) == contents(source)

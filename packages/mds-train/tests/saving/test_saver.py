@@ -144,6 +144,26 @@ def test_a_run_goes_on_from_its_second_place(folder: Path, tmp_path: Path) -> No
     assert steps_in(second) == ["step-3", "step-6", "step-8"]
 
 
+def test_a_run_goes_on_from_backups_at_a_url(folder: Path, tmp_path: Path) -> None:
+    url = f"memory://{tmp_path.name}"
+    config = config_in(folder, tmp_path / "run", checkpoint={"backup": url})
+    run_here(config)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    longer = replace(
+        config,
+        train=replace(config.train, train_steps=8),
+        schedule=replace(config.schedule, override=True),
+    )
+
+    with pytest.raises(ValueError, match="backups of another run already"):
+        run_here(longer)
+    resumed, _ = run_here(longer, resume=True)
+
+    assert resumed.starts[0].resumed_from == tmp_path / "run" / "restored" / "step-6"
+    assert any("Brought" in event.message for event in resumed.events)
+    assert steps_in(tmp_path / "run") == ["step-8"]
+
+
 def test_a_second_place_that_cannot_be_written_ends_no_run(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     config = config_in(folder, tmp_path / "run", checkpoint={"backup": str(tmp_path / "file")})

@@ -237,7 +237,8 @@ class ShardedArray:
         if checked[inner] and not self._views_are_copies:
             return data[:-4].view(self.layout.dtype)
         name = f"{shard.name} chunk {inner}"
-        values = decode_chunk(data, layout=self.layout, name=name)
+        authentic = isinstance(shard, _SealedShard)
+        values = decode_chunk(data, layout=self.layout, name=name, authentic=authentic)
         checked[inner] = 1
         return values
 

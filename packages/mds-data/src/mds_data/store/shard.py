@@ -45,17 +45,19 @@ def encode_chunk(values: NDArray[Any], *, layout: ArrayLayout) -> bytes:
     return data + checksum(data).to_bytes(CHECKSUM_SIZE, "little")
 
 
-def decode_chunk(data: NDArray[np.uint8], *, layout: ArrayLayout, name: str) -> NDArray[Any]:
+def decode_chunk(
+    data: NDArray[np.uint8], *, layout: ArrayLayout, name: str, authentic: bool = False
+) -> NDArray[Any]:
     """The elements of one inner chunk after its checksum was compared.
 
     Args:
         data: [bytes of the chunk], its checksum included.
         layout: The array's layout.
         name: How messages call the chunk.
+        authentic: Whether the bytes were deciphered, and so were compared already.
     """
     payload = data[:-CHECKSUM_SIZE]
-    stored = int.from_bytes(data[-CHECKSUM_SIZE:].tobytes(), "little")
-    if len(data) <= CHECKSUM_SIZE or checksum(payload) != stored:
+    if len(data) <= CHECKSUM_SIZE or not (authentic or _matches(payload, data)):
         raise DamagedError(f"{name}: the checksum differs; restore the file from a copy")
     if not layout.compressed:
         if len(data) != layout.chunk_size:
@@ -63,6 +65,10 @@ def decode_chunk(data: NDArray[np.uint8], *, layout: ArrayLayout, name: str) -> 
         return payload.view(layout.dtype)
     expected = layout.chunk * layout.dtype.itemsize
     return _decompress(payload.tobytes(), expected, name=name).view(layout.dtype)
+
+
+def _matches(payload: NDArray[np.uint8], data: NDArray[np.uint8]) -> bool:
+    return checksum(payload) == int.from_bytes(data[-CHECKSUM_SIZE:].tobytes(), "little")
 
 
 def _decompress(data: bytes, expected: int, *, name: str) -> NDArray[np.uint8]:

@@ -26,7 +26,10 @@ class CheckpointConfig:
     """Copy the state and write it while training goes on; takes the state's size in host memory."""
 
     backup: str | None = None
-    """Second place: a folder into which each checkpoint is copied and compared after its commit."""
+    """Second place: a folder or URL to which each checkpoint is copied after its commit."""
+
+    backup_identity: str | None = None
+    """File of an age identity: backups at a URL are encrypted for it."""
 
     save_initial: bool = False
     """Also save before the first step."""
@@ -56,6 +59,11 @@ class CheckpointConfig:
             raise ValueError(
                 f"checkpoint.save_at_loss_spike is {self.save_at_loss_spike}, but it must be "
                 f"greater than 1: 2 saves where the loss is twice the median of the last steps."
+            )
+        if self.backup_identity is not None and "://" not in (self.backup or ""):
+            raise ValueError(
+                "checkpoint.backup_identity encrypts backups at a URL, but checkpoint.backup names "
+                "none; set it to one such as s3://bucket/run, or leave the identity out."
             )
         require_positive("checkpoint.keep_every", self.keep_every)
         require_not_negative("checkpoint.keep_last", self.keep_last)

@@ -35,6 +35,12 @@ class DataConfig:
     valid_weights: tuple[float, ...] = ()
     """Share of each of `valid_stores`; by their sizes when left out."""
 
+    identity: str | None = None
+    """File of the age identity that opens encrypted stores."""
+
+    key_command: str | None = None
+    """Program that unwraps the key of encrypted stores, such as the client of a key service."""
+
     split: str | None = None
     """Weights of train, validation and test, like "95,5,0"; the store's own when left out."""
 

@@ -157,9 +157,14 @@ def check_growth(config: TrainConfig) -> None:
 def check_backup(config: TrainConfig) -> None:
     """The second place of checkpoints must be another one than the first."""
     backup, run_dir = config.checkpoint.backup, Path(config.train.run_dir)
-    if backup is not None and Path(backup).resolve() in (
-        run_dir.resolve(),
-        (run_dir / "checkpoints").resolve(),
+    if (
+        backup is not None
+        and "://" not in backup
+        and Path(backup).resolve()
+        in (
+            run_dir.resolve(),
+            (run_dir / "checkpoints").resolve(),
+        )
     ):
         raise ValueError(
             f"checkpoint.backup {backup} is the run's own folder; name another place, best on "

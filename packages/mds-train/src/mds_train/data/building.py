@@ -6,13 +6,21 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from mds_data import BlendedDataset, TokenStore, open_store
+from mds_data import BlendedDataset, KeySource, TokenStore, open_store
 from mds_train.batches import GuardedSamples, Samples
 from mds_train.config import TrainConfig
 from mds_train.config.batch_growth import BatchSizes
+from mds_train.config.data import DataConfig
 from mds_train.data.families import Split, dataset_of
 
-__all__ = ["Stores", "epoch_lengths", "open_stores", "training_samples", "validation_samples"]
+__all__ = [
+    "Stores",
+    "epoch_lengths",
+    "key_of",
+    "open_stores",
+    "training_samples",
+    "validation_samples",
+]
 
 _MARGIN = 1.005
 """Megatron's: each part of a blend is laid out a little longer than its share."""
@@ -36,6 +44,13 @@ class Stores:
             store.close()
 
 
+def key_of(data: DataConfig) -> KeySource | None:
+    """What opens the stores that are encrypted."""
+    if data.identity is None and data.key_command is None:
+        return None
+    return KeySource(identity=data.identity, key_command=data.key_command)
+
+
 def open_stores(config: TrainConfig) -> Stores:
     """Open every store that the run names.
 
@@ -44,8 +59,8 @@ def open_stores(config: TrainConfig) -> Stores:
     """
     data = config.data
     stores = Stores(
-        [open_store(Path(path)) for path in data.paths],
-        [open_store(Path(path)) for path in data.valid_stores],
+        [open_store(Path(path), key=key_of(data)) for path in data.paths],
+        [open_store(Path(path), key=key_of(data)) for path in data.valid_stores],
     )
     for path, store in zip(
         (*data.paths, *data.valid_stores), (*stores.training, *stores.validation), strict=True

@@ -1,40 +1,59 @@
 """The second place of a run's checkpoints: copied after the commit, compared, then committed there.
 
-The folder has the form of a run's: ``config.toml`` and ``checkpoints/``, so `mds-train resume` and
-`checkpoint.load` take it as they take the run itself.
+A folder has the form of a run's: ``config.toml`` and ``checkpoints/``, so `mds-train resume` and
+`checkpoint.load` take it as they take the run itself. A URL holds backups of `mds_ckpt.protection`,
+by content and encrypted on request.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 from pathlib import Path
 
-from mds_ckpt import CheckpointError, commit
+from mds_ckpt import CheckpointError, KeySource, commit
 from mds_ckpt.manifest import CheckpointManifest
+from mds_ckpt.protection import backup as backups
+from mds_ckpt.protection.places import is_url
+from mds_ckpt.protection.retention import newest_steps
 
-__all__ = ["back_up", "copy_checkpoint"]
+__all__ = ["back_up", "backed_up_steps", "bring_back", "copy_checkpoint", "is_url"]
 
 _BLOCK = 16 << 20
 _CONFIG = "config.toml"
+_STEP = re.compile(r"step-(0|[1-9][0-9]{0,17})")
 
 
-def back_up(source: Path, place: Path, *, keep_last: int, keep_every: int | None) -> Path:
+def back_up(
+    source: Path,
+    place: Path | str,
+    *,
+    keep_last: int,
+    keep_every: int | None,
+    identity: str | None = None,
+) -> Path | str:
     """Copy a checkpoint of a run to the run's second place; old ones there go as in the first.
 
     Args:
         source: ``RUN_DIR/checkpoints/step-N``.
-        place: The second place; it is made where it is missing.
+        place: The second place, a folder or a URL; it is made where it is missing.
         keep_last: As in `mds_ckpt.commit.prune`; 0 keeps all.
         keep_every: Likewise.
+        identity: File of the age identity that opens encrypted backups; of a URL only.
 
     Returns:
-        The copy.
+        The copy, or what a message calls it.
 
     Raises:
         OSError: If it cannot be written; the checkpoints that are there are untouched.
         ValueError: If the copy is not the original.
     """
+    if is_url(str(place)):
+        return _back_up_to_url(
+            source, str(place), keep_last=keep_last, keep_every=keep_every, identity=identity
+        )
+    place = Path(place)
     root = place / "checkpoints"
     root.mkdir(parents=True, exist_ok=True)
     with commit.lock(root):
@@ -43,6 +62,38 @@ def back_up(source: Path, place: Path, *, keep_last: int, keep_every: int | None
             commit.prune(root, keep_last=keep_last, keep_every=keep_every)
     _copy_config(source.parent.parent / _CONFIG, place / _CONFIG)
     return copy
+
+
+def _back_up_to_url(
+    source: Path, url: str, *, keep_last: int, keep_every: int | None, identity: str | None
+) -> str:
+    key = _key(identity)
+    backups.back_up(source, url, key=key)
+    if keep_last:
+        backups.prune_backups(url, keep=newest_steps(keep_last, keep_every=keep_every), key=key)
+    return f"{url} ({source.name})"
+
+
+def backed_up_steps(url: str) -> list[int]:
+    """The steps that are backed up at a URL, the newest last."""
+    return sorted(
+        {int(found[1]) for name in backups.backup_names(url) if (found := _STEP.fullmatch(name))}
+    )
+
+
+def bring_back(url: str, step: int, folder: Path, *, identity: str | None) -> Path:
+    """Restore a backed-up checkpoint below a folder; one that is whole there is taken as it is."""
+    target = folder / f"step-{step}"
+    folder.mkdir(parents=True, exist_ok=True)
+    if target.exists() and not _is_whole(target):
+        shutil.rmtree(target)
+    if not target.exists():
+        backups.restore(url, target, name=target.name, key=_key(identity))
+    return target
+
+
+def _key(identity: str | None) -> KeySource | None:
+    return None if identity is None else KeySource(identity=identity)
 
 
 def copy_checkpoint(
@@ -89,9 +140,9 @@ def _copy_files(
             )
 
 
-def _is_whole(folder: Path, *, uuid: str) -> bool:
+def _is_whole(folder: Path, *, uuid: str | None = None) -> bool:
     try:
-        return commit.check_folder(folder, digests=True).uuid == uuid
+        return commit.check_folder(folder, digests=True).uuid == uuid or uuid is None
     except (CheckpointError, OSError):
         return False
 

@@ -55,7 +55,7 @@ class Saver:
 
     Args:
         parts: The run.
-        parent: Path and uuid of the checkpoint that the run started from.
+        parent: Path, uuid and datasets of the checkpoint that the run started from.
         newest: This run's newest checkpoint so far.
         notify: Is told of finished saves and copies.
     """
@@ -64,7 +64,7 @@ class Saver:
         self,
         parts: Parts,
         *,
-        parent: Mapping[str, str] | None,
+        parent: Mapping[str, Any] | None,
         newest: Path | None,
         notify: Notify,
     ) -> None:
@@ -218,16 +218,16 @@ class Saver:
         if self._settings.backup is None:
             self._job = None
             return
-        place = Path(self._settings.backup)
         job.phase, job.began = "copy", time.perf_counter()
         # Copying to a slow place need not keep the run waiting; only the next save waits for it.
         job.work = (
             self._threads.submit(
                 back_up,
                 folder,
-                place,
+                self._settings.backup,
                 keep_last=self._settings.keep_last,
                 keep_every=self._settings.keep_every,
+                identity=self._settings.backup_identity,
             )
             if self._first
             else _done(lambda: None)

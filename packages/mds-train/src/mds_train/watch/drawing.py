@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mds_train.data.building import key_of
 from mds_train.events import (
     EventReport,
     FinishReport,
@@ -20,6 +21,8 @@ from mds_train.watch.metrics import METRICS_FILE, read_metrics
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from mds_data import KeySource
 
 __all__ = ["CurvesWatcher", "unigram_entropy"]
 
@@ -59,7 +62,8 @@ class CurvesWatcher:
         picture = run_dir / CURVES_FILE
         (store, *others) = self._start.config.data.paths
         # Of a blend it would be that of the blend's tokens, which nobody has counted.
-        entropy = None if others else unigram_entropy(Path(store))
+        key = key_of(self._start.config.data)
+        entropy = None if others else unigram_entropy(Path(store), key=key)
         draw_curves(history, picture, title=run_dir.name, unigram_entropy=entropy)
         text = terminal_curves(history, width=self._console.width)
         if text:
@@ -67,7 +71,7 @@ class CurvesWatcher:
         self._console.print(f"Curves: {picture}", markup=False, highlight=False, soft_wrap=True)
 
 
-def unigram_entropy(store_path: Path) -> float:
+def unigram_entropy(store_path: Path, *, key: KeySource | None = None) -> float:
     """Return the entropy of a store's token frequencies in nats.
 
     It is the loss of the best model that knows how frequent each token is and nothing of their
@@ -75,7 +79,7 @@ def unigram_entropy(store_path: Path) -> float:
     """
     from mds_data import open_store
 
-    store = open_store(store_path)
+    store = open_store(store_path, key=key)
     counts = np.zeros(store.vocab_size, dtype=np.int64)
     counted = 0
     for document in range(len(store)):
