@@ -24,6 +24,7 @@ from mds_train.config.schema import continues_itself
 from mds_train.data.families import kind_of_samples
 from mds_train.engines.interface import Fragment
 from mds_train.exchange import attempt_on_all
+from mds_train.saving.backup import backed_up_steps, bring_back, is_url
 from mds_train.state import TrainState
 
 __all__ = ["Origin", "start_state"]

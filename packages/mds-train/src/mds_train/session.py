@@ -52,6 +52,8 @@ _PATHS = (
     "data.tokenizer",
     "checkpoint.load",
     "checkpoint.backup",
+    "checkpoint.backup_identity",
+    "data.identity",
     "train.run_dir",
     "train.kill_switch_file",
 )
