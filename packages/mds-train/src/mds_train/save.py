@@ -247,14 +247,14 @@ def _data_record(parts: Parts, state: TrainState) -> dict[str, Any]:
         ],
     }
 
-    if store.is_encrypted:  # its plain copy would lie beside the weights
-        return None
 
 def _add_tokenizer(
     parts: Parts, partial: Path, records: dict[str, FileRecord]
 ) -> dict[str, str] | None:
     """Let the store's tokenizer travel with the weights, where it is one file of that kind."""
     store = parts.stores.training[0]
+    if store.is_encrypted:  # its plain copy would lie beside the weights
+        return None
     record = store.manifest.tokenizer
     if record is None or Path(record.file).name != TOKENIZER:
         return None
