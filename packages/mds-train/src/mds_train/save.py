@@ -253,10 +253,10 @@ def _add_tokenizer(
 ) -> dict[str, str] | None:
     """Let the store's tokenizer travel with the weights, where it is one file of that kind."""
     store = parts.stores.training[0]
-    if store.is_encrypted:  # its plain copy would lie beside the weights
-        return None
     record = store.manifest.tokenizer
     if record is None or Path(record.file).name != TOKENIZER:
+        return None
+    if store.is_encrypted:  # its plain copy would lie beside the weights
         return None
     data = (Path(store.path) / record.file).read_bytes()
     records[TOKENIZER] = add_file(partial, TOKENIZER, data)
