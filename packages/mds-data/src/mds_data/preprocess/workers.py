@@ -14,8 +14,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from functools import cache
+from functools import cache, partial
 from multiprocessing.connection import wait
+from multiprocessing.context import BaseContext
 from typing import Any, TypeVar
 
 __all__ = ["WorkerError", "keep_to_one_thread", "map_in_order"]
@@ -52,8 +53,7 @@ def map_in_order(
         return
     executor = ProcessPoolExecutor(
         workers,
-        # A forked child would inherit the tokenizer's threads in whatever state they were.
-        mp_context=multiprocessing.get_context("spawn"),
+        mp_context=_context(make),
         initializer=_start_worker,
         initargs=(make,),
     )
@@ -66,6 +66,20 @@ def map_in_order(
         ) from error
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _context(make: Callable[[], object]) -> BaseContext:
+    """How workers are started.
+
+    A fork of this process would inherit the tokenizer's threads in whatever state they were. A
+    server that has done nothing but import can be forked, so that many workers import once.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    function = make.func if isinstance(make, partial) else make
+    context.set_forkserver_preload([function.__module__])
+    return context
 
 
 def _in_order(
