@@ -31,7 +31,16 @@ from mds_ckpt.protection.target import prepare_target
 from mds_ckpt.protection.vault import Vault, create_vault, open_vault
 from mds_ckpt.verification import verify
 
-__all__ = ["BackedUp", "back_up", "check_backups", "drill", "prune_backups", "restore", "snapshots"]
+__all__ = [
+    "BackedUp",
+    "back_up",
+    "backup_names",
+    "check_backups",
+    "drill",
+    "prune_backups",
+    "restore",
+    "snapshots",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,6 +139,12 @@ def _newest_digest(vault: Vault, name: str) -> str | None:
     with suppress(RejectedError):
         return _find(vault, name)[1].digest
     return None
+
+
+def backup_names(to: str | Path) -> list[str]:
+    """Names of what is backed up at a place, the oldest first; takes no key."""
+    found = [snapshot_name(file) for file in open_place(to).names("snapshots")]
+    return [name for name, _ in sorted(filter(None, found), key=lambda parts: parts[1])]
 
 
 def snapshots(to: str | Path, *, key: KeySource | None = None) -> list[Snapshot]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mds_ckpt.errors import RejectedError
+from mds_ckpt.errors import MachineError, RejectedError
 from mds_ckpt.files.file_operations import PARTIAL, REAL, FileOperations, partial_path
 from mds_ckpt.files.lock import lock
 from mds_ckpt.files.regular_file import RegularFile
@@ -154,6 +155,38 @@ class LocalPlace(Place):
             yield
 
 
+_NETWORK_ERRORS = {
+    "botocore.exceptions": ("BotoCoreError", "ClientError"),
+    "aiohttp": ("ClientError",),
+    "gcsfs.retry": ("HttpError",),
+    "azure.core.exceptions": ("AzureError",),
+}
+"""What drivers of fsspec raise besides OSError; looked up where they were imported."""
+
+
+@contextmanager
+def _network(where: str) -> Iterator[None]:
+    """Say in one sentence what a network or service answers."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except _known_errors() as error:
+        text = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
+        raise MachineError(
+            f"{where}: the service can't be used ({text}); check network, credentials and rights, "
+            f"then try again"
+        ) from error
+
+
+def _known_errors() -> tuple[type[BaseException], ...]:
+    found: list[type[BaseException]] = [OSError, TimeoutError, EOFError]
+    for module, names in _NETWORK_ERRORS.items():
+        loaded = sys.modules.get(module)
+        found += [getattr(loaded, name) for name in names if hasattr(loaded, name)]
+    return tuple(found)
+
+
 class RemotePlace(Place):
     """A URL of fsspec. An upload becomes visible when it is whole."""
 
@@ -177,7 +210,7 @@ class RemotePlace(Place):
     def blocks(self, path: str) -> Iterator[bytes]:
         """The bytes of a file."""
         try:
-            with self._files.open(self._path(path), "rb") as file:
+            with _network(f"{self.name}/{path}"), self._files.open(self._path(path), "rb") as file:
                 while block := file.read(_BLOCK):
                     yield block
         except FileNotFoundError:
@@ -185,17 +218,19 @@ class RemotePlace(Place):
 
     def size(self, path: str) -> int | None:
         """Bytes of a file."""
-        self._files.invalidate_cache()
         try:
-            return int(self._files.size(self._path(path)))
+            with _network(f"{self.name}/{path}"):
+                self._files.invalidate_cache()
+                return int(self._files.size(self._path(path)))
         except FileNotFoundError:
             return None
 
     def names(self, folder: str) -> list[str]:
         """All files below a folder."""
-        self._files.invalidate_cache()
         try:
-            found = self._files.find(self._path(folder))
+            with _network(f"{self.name}/{folder}"):
+                self._files.invalidate_cache()
+                found = self._files.find(self._path(folder))
         except FileNotFoundError:
             return []
         start = len(self._root) + 1
@@ -204,21 +239,23 @@ class RemotePlace(Place):
     def write(self, path: str, blocks: Iterable[bytes | bytearray]) -> None:
         """Upload a file."""
         target = self._path(path)
-        self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
-        file = self._files.open(target, "wb", autocommit=False)
-        try:
-            for block in blocks:
-                file.write(bytes(block))
-            file.close()
-        except BaseException:
-            with suppress(OSError, AttributeError, NotImplementedError):
-                file.discard()
-            raise
-        file.commit()
+        with _network(f"{self.name}/{path}"):
+            self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
+            file = self._files.open(target, "wb", autocommit=False)
+            try:
+                for block in blocks:
+                    file.write(bytes(block))
+                file.close()
+            except BaseException:
+                with suppress(OSError, AttributeError, NotImplementedError):
+                    file.discard()
+                raise
+            file.commit()
 
     def remove(self, path: str) -> None:
         """Remove a file."""
-        self._files.rm_file(self._path(path))
+        with _network(f"{self.name}/{path}"):
+            self._files.rm_file(self._path(path))
 
     @contextmanager
     def writing(self) -> Iterator[None]:
