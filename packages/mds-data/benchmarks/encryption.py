@@ -1,8 +1,8 @@
 """Encrypted stores: how fast they are made and read, against a plain one in each layout.
 
 Readers take turns, many rounds, so that a busy machine disturbs all alike; the figures are medians.
-"Seals" and "opens" are the cipher alone on one core: segments of 1 MiB, and those of a hot store one
-after the other. Encrypting and decrypting also compute each digest and write.
+"Seals" and "opens" are the cipher alone on one core: segments of 1 MiB, and those of a hot store
+one after the other. Encrypting and decrypting also compute digests and write.
 
     python encryption.py [--tokens 30000000] [--rounds 9] [--folder FOLDER]
 """
