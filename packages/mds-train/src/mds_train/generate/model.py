@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mds_ckpt import Checkpoint, open_checkpoint
-from mds_ckpt import companions as companions_of_models
+from mds_ckpt.companions import read_json
 from mds_core import GPTConfig, ProcessGroups
 from mds_core.models import GPT
 from mds_core.sharding import cut
@@ -111,7 +111,7 @@ def end_tokens(checkpoint: str | Path, tokenizer: Tokenizer) -> frozenset[int]:
     """
     companions = open_checkpoint(find_checkpoint(checkpoint)).companions
     if "generation_config.json" in companions:
-        said = companions_of_models.read_json(companions["generation_config.json"])
+        said = read_json(companions["generation_config.json"])
         ids = said.get("eos_token_id")
         given = ids if isinstance(ids, list) else [ids]
         if known := frozenset(token for token in given if type(token) is int):

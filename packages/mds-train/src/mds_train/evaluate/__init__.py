@@ -1,0 +1,1 @@
+"""Measures finished models: perplexity, LAMBADA, tasks of lm-evaluation-harness, BLEU."""
