@@ -23,7 +23,7 @@ from mds_kernels.backends.torch.vocabulary_softmax import (
     power_of_two_below,
     token_weights,
 )
-from mds_kernels.backends.torch.wgrad import add_product, blocks
+from mds_kernels.backends.torch.wgrad import add_product, blocks, buffers
 from mds_kernels.objective import Objective
 
 
@@ -119,6 +119,36 @@ class _Recomputing(torch.autograd.Function):
         )
 
 
+class _Logits:
+    """The logits of one chunk after the other, in the same memory.
+
+    A CPU gives large tensors back to the system, and filling fresh pages takes longer than the
+    product that fills them.
+    """
+
+    def __init__(self, hidden: Tensor, weight: Tensor, *, chunk: int, dtype: torch.dtype) -> None:
+        self._inputs = hidden, weight
+        shape = min(chunk, hidden.shape[0]), weight.shape[0]
+        self._product = hidden.new_empty(shape)
+        self._worked = self._product
+        if dtype != hidden.dtype:
+            self._worked = hidden.new_empty(shape, dtype=dtype)
+
+    def of(self, tokens: slice) -> Tensor:
+        """Return the logits [c, r] of a chunk, to be worked in place."""
+        hidden, weight = self._inputs[0][tokens], self._inputs[1]
+        product = torch.mm(hidden, weight.T, out=self._product[: len(hidden)])
+        if self._worked is self._product:
+            return product
+        return self._worked[: len(hidden)].copy_(product)
+
+    def narrowed(self, gradient: Tensor) -> Tensor:
+        """Return a gradient [c, r] in the dtype of the inputs; the product is overwritten."""
+        if gradient.dtype == self._product.dtype:
+            return gradient
+        return self._product[: len(gradient)].copy_(gradient)
+
+
 class _Gradients:
     """Sums the gradients of hidden and weight over the chunks; an empty tensor where not wanted."""
 
@@ -133,9 +163,8 @@ class _Gradients:
     def add(self, tokens: slice, gradient: Tensor) -> None:
         """Add the part of a chunk, given the gradient of its logits [c, r]."""
         hidden, weight = self._inputs
-        gradient = gradient.to(hidden.dtype)
         if self.wanted[0]:
-            self.hidden[tokens] = gradient @ weight
+            torch.mm(gradient, weight, out=self.hidden[tokens])
         if self.wanted[1]:
             add_product(self.weight[: weight.shape[0]], gradient, hidden[tokens])
 
@@ -156,14 +185,19 @@ def _scaled(gradient: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     if gradient.dtype == dtype:
         return gradient * scale
     result = torch.empty_like(gradient, dtype=dtype)
+    (wide,) = buffers(gradient, dtypes=(gradient.dtype,))
     for rows in blocks(gradient):
-        result[rows] = gradient[rows] * scale
+        part = gradient[rows]
+        result[rows] = torch.mul(part, scale, out=wide[: len(part)])
     return result
 
 
 def _chunk(hidden: Tensor, rows: int) -> int:
-    """Return how many tokens at a time: their logits are no more than the weight's gradient."""
-    wide = power_of_two_below(max(64, hidden.shape[1]))
+    """Return how many tokens at a time: their logits are no more than a wide weight's gradient.
+
+    Below 512 the products of a CPU are slower, and the logits of a narrow model small.
+    """
+    wide = power_of_two_below(max(512, hidden.shape[1]))
     return min(wide, default_chunk(rows, hidden.device))
 
 
@@ -201,10 +235,11 @@ def _forward(
     statistics = losses.new_empty(2, hidden.shape[0])
     weights = token_weights(labels, loss_weights, objective, like=losses)
     gradients = _Gradients(hidden, weight, rows=rows, wanted=(want_hidden, want_weight))
-
-    def run(tokens: slice) -> None:  # a function, so that a chunk is freed before the next
-        logits = softmax.working_copy(hidden[tokens] @ weight[:rows].T, losses.dtype)
-        normalised = softmax.normalise(logits, labels[tokens], objective)
+    size = objective.chunk_size or _chunk(hidden, rows)
+    dtype = softmax.working_dtype(hidden.dtype, losses.dtype)
+    logits = _Logits(hidden, weight[:rows], chunk=size, dtype=dtype)
+    for tokens in objective.chunks(hidden.shape[0], default_size=size):
+        normalised = softmax.normalise(logits.of(tokens), labels[tokens], objective)
         losses[tokens] = normalised.losses
         statistics[:, tokens] = normalised.statistics
         if want_hidden or want_weight:
@@ -215,10 +250,7 @@ def _forward(
                 statistics=normalised.statistics,
                 weights=weights[tokens],
             )
-            gradients.add(tokens, gradient)
-
-    for tokens in objective.chunks(hidden.shape[0], default_size=_chunk(hidden, rows)):
-        run(tokens)
+            gradients.add(tokens, logits.narrowed(gradient))
     return (losses * weights).sum(), losses, statistics, gradients.hidden, gradients.weight
 
 
@@ -256,18 +288,16 @@ def _backward(
     # The incoming gradient carries the loss scale of fp16, so it comes in before any rounding.
     weights = token_weights(labels, loss_weights, objective, like=statistics) * grad_loss
     gradients = _Gradients(hidden, weight, rows=rows, wanted=(want_hidden, want_weight))
-
-    def run(tokens: slice) -> None:
-        logits = softmax.working_copy(hidden[tokens] @ weight[:rows].T, statistics.dtype)
+    size = objective.chunk_size or _chunk(hidden, rows)
+    dtype = softmax.working_dtype(hidden.dtype, statistics.dtype)
+    logits = _Logits(hidden, weight[:rows], chunk=size, dtype=dtype)
+    for tokens in objective.chunks(hidden.shape[0], default_size=size):
         gradient = softmax.gradient_of_logits(
-            softmax.exponentials(logits, statistics[:, tokens]),
+            softmax.exponentials(logits.of(tokens), statistics[:, tokens]),
             labels[tokens],
             objective,
             statistics=statistics[:, tokens],
             weights=weights[tokens],
         )
-        gradients.add(tokens, gradient)
-
-    for tokens in objective.chunks(hidden.shape[0], default_size=_chunk(hidden, rows)):
-        run(tokens)
+        gradients.add(tokens, logits.narrowed(gradient))
     return gradients.hidden, gradients.weight

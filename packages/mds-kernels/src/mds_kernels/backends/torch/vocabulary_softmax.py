@@ -28,9 +28,9 @@ class Normalised:
     """[c] not weighted, zero where ignored."""
 
 
-def working_copy(logits: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the logits in which the chunk is worked, in place."""
-    return logits.to(dtype)
+def working_dtype(_inputs: torch.dtype, sums: torch.dtype) -> torch.dtype:
+    """Return the dtype in which the logits are worked, in place: that of the sums over them."""
+    return sums
 
 
 def normalise(logits: Tensor, labels: Tensor, objective: Objective) -> Normalised:

@@ -23,9 +23,9 @@ BLOCK = 4096
 WARPS = 8
 
 
-def working_copy(logits: Tensor, _dtype: torch.dtype) -> Tensor:
-    """Return the logits in which the chunk is worked: as the matrix product made them."""
-    return logits
+def working_dtype(inputs: torch.dtype, _sums: torch.dtype) -> torch.dtype:
+    """Return the dtype in which the logits are worked: as the matrix product makes them."""
+    return inputs
 
 
 def normalise(logits: Tensor, labels: Tensor, objective: Objective) -> Normalised:
