@@ -49,6 +49,11 @@ def key_of(*parts: int | str) -> Key:
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
+# What torch.compiler.assume_constant_result does; calling that imports the whole compiler, for
+# seconds, wherever this package is imported. The parts are plain values, on which dynamo guards.
+key_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def philox(key: Key, counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
     """Return four random words for every counter.
 

@@ -64,10 +64,17 @@ class RoutedLoss(GPTLoss):
     routing_sum: Tensor
     """Scalar, the part of ``loss_sum`` that is this cost, detached."""
 
-    def __new__(cls, loss_sum: Tensor, losses: Tensor, *, routing_sum: Tensor) -> Self:
-        """Add the cost to the two members that unpacking gives."""
+    def __new__(
+        cls, loss_sum: Tensor, losses: Tensor, *, routing_sum: Tensor | None = None
+    ) -> Self:
+        """Add the cost to the two members that unpacking gives.
+
+        Wrappers of modules (DeepSpeed's ZeRO-3) rebuild what a module returns from these two alone;
+        the result then has no ``routing_sum``.
+        """
         made = super().__new__(cls, loss_sum, losses)
-        made.routing_sum = routing_sum
+        if routing_sum is not None:
+            made.routing_sum = routing_sum
         return made
 
 
@@ -509,6 +516,8 @@ class GPT(nn.Module):
     def _check_positions(self, position_ids: Tensor) -> None:
         limit = self.config.max_position_embeddings
         if self.config.position_embedding != "learned" or position_ids.device.type != "cpu":
+            return
+        if torch.compiler.is_compiling():  # the lookup of compiled code checks its indices
             return
         if position_ids.numel():
             check_positions(int(position_ids.max()) + 1, limit=limit)
