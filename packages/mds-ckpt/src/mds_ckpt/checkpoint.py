@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 1 << 20
 """What is read at a time where a tensor is passed on: small enough to stay in the cache."""
 
 
@@ -100,11 +100,14 @@ class LazyTensor(ABC):
     def blocks(self, box: Box | None = None) -> Iterator[Array]:
         """The elements of ``box`` (or all) in row-major order, a few MiB at a time."""
         box = whole(self.shape) if box is None else box
+        yield from (self.read_box(part) for part in self.block_boxes(box))
+
+    def block_boxes(self, box: Box) -> Iterator[Box]:
+        """The boxes whose elements are the blocks of ``box``."""
         if self.is_sliceable:
-            most = BLOCK_BYTES // ITEM_SIZES[self.dtype]
-            yield from (self.read_box(part) for part in row_blocks(box, most))
+            yield from row_blocks(box, BLOCK_BYTES // ITEM_SIZES[self.dtype])
         else:
-            yield self.read_box(box)
+            yield box
 
     @abstractmethod
     def read_box(self, box: Box) -> Array:

@@ -10,6 +10,8 @@ from typing import Protocol
 __all__ = ["Output", "ZipWriter"]
 
 _ALIGNMENT = 64
+_SMALL = 1 << 16
+"""Bytes up to which parts wait, to be written together with those behind them."""
 
 
 class Output(Protocol):
@@ -26,11 +28,22 @@ class ZipWriter:
         self._stream = stream
         self._root = root
         self._at = 0
+        self._waiting = bytearray()
         self._entries: list[tuple[bytes, int, int, int]] = []
 
     def _write(self, data: bytes | memoryview) -> None:
-        self._stream.write(data)
         self._at += len(data)
+        if len(self._waiting) + len(data) > _SMALL:
+            self._flush()
+        if len(data) > _SMALL:
+            self._stream.write(data)
+        else:
+            self._waiting += data
+
+    def _flush(self) -> None:
+        if self._waiting:
+            self._stream.write(bytes(self._waiting))
+            self._waiting.clear()
 
     def add(self, name: str, blocks: Iterable[bytes | memoryview]) -> None:
         """Write one member, its content in blocks."""
@@ -71,6 +84,7 @@ class ZipWriter:
                 0,
             )
         )
+        self._flush()
 
 
 def _central_entry(raw: bytes, at: int, count: int, crc: int) -> bytes:

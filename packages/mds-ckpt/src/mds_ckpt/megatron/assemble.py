@@ -115,9 +115,9 @@ def _are_equal(first: Array, second: Array) -> bool:
     """Whether two arrays of one shape and type hold the same bytes."""
     import numpy as np
 
-    ours, theirs = (
-        np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (first, second)
-    )
+    # Eight bytes at a time where they divide: comparing is then no work beside reading.
+    word = np.uint64 if first.nbytes % 8 == 0 else np.uint8
+    ours, theirs = (np.ascontiguousarray(array).reshape(-1).view(word) for array in (first, second))
     return bool(np.array_equal(ours, theirs))
 
 

@@ -61,6 +61,7 @@ class TorchFile:
     ) -> None:
         self._file = file
         self._places = places
+        self._starts: dict[str, int] = {}
         self.path = file.path
         self.value = unpickled.value
         self.storages = unpickled.storages
@@ -104,9 +105,16 @@ class TorchFile:
         if array.size:
             place = self._places[tensor.storage.key]
             with self._file.open() as file:
-                base = place.offset if place.member is None else locate(file, place.member)
+                base = self._start(file, tensor.storage.key, place)
                 file.read_into(array.view(np.uint8).data, base + first * size)
         return array
+
+    def _start(self, file: OpenFile, key: str, place: _Place) -> int:
+        """Where a storage begins; its local header is checked once, as the file can't change."""
+        if key not in self._starts:
+            found = place.offset if place.member is None else locate(file, place.member)
+            self._starts[key] = found
+        return self._starts[key]
 
     def _read_strided(self, tensor: TensorRef) -> Array:
         import numpy as np

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mds_ckpt import companions
-from mds_ckpt.checkpoint import BLOCK_BYTES, Checkpoint
+from mds_ckpt.checkpoint import BLOCK_BYTES, Checkpoint, LazyTensor
 from mds_ckpt.errors import RejectedError, UnsupportedError
 from mds_ckpt.families import choose
 from mds_ckpt.families.change import Transposed, transposed_blocks
@@ -21,13 +22,18 @@ from mds_ckpt.formats.huggingface import INDEX_NAME
 from mds_ckpt.manifest import ModelRecord
 from mds_ckpt.megatron.target_ranks import merged_losses
 from mds_ckpt.plan import Loss, Options, Plan, cast, refuse_layout, target_dtype
-from mds_ckpt.tensors.box import whole
+from mds_ckpt.tensors.box import Box, size, whole
 from mds_ckpt.tensors.dtype import ITEM_SIZES
+from mds_ckpt.writers.ahead import Task, in_order
 
 if TYPE_CHECKING:
     from mds_ckpt.checkpoint import Array
 
 SHARD_BYTES = 5_000_000_000
+_AHEAD_BYTES = 64 << 20
+"""Bytes that may be in work at a time; twice the largest tensor where that is more."""
+_WHOLE_BYTES = 32 << 20
+"""Bytes up to which a tensor is transposed as a whole."""
 _TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
 _TOKEN_IDS = ("bos_token_id", "eos_token_id")
 _VOCABULARY = frozenset(
@@ -76,6 +82,8 @@ def plan(checkpoint: Checkpoint, options: Options) -> Plan:
     def write(folder: Path, operations: FileOperations) -> list[Loss]:
         losses: list[Loss] = []
         names = _shard_names(len(shards))
+        # Files beside one another, or work beside work in one file; not both, for memory's sake.
+        inner = max(1, options.jobs // len(shards))
         with ThreadPoolExecutor(max_workers=options.jobs) as pool:
             jobs = [
                 pool.submit(
@@ -85,7 +93,7 @@ def plan(checkpoint: Checkpoint, options: Options) -> Plan:
                     folder / name,
                     losses,
                     operations,
-                    options.jobs,
+                    inner,
                 )
                 for name, shard in zip(names, shards, strict=True)
             ]
@@ -186,57 +194,57 @@ def _write_shard(
     jobs: int,
 ) -> None:
     specs = [spec for output in outputs for spec in output.specs]
+    tasks = (task for output in outputs for task in _tasks(checkpoint, output, losses))
+    most = max(_AHEAD_BYTES, 2 * max((output.nbytes for output in outputs), default=0))
     with SafetensorsWriter(
         path, specs, metadata={"format": "pt"}, digests=False, operations=operations
     ) as writer:
-        for spec, block in _ahead(checkpoint, outputs, jobs=jobs):
-            writer.write(spec.name, cast(block, spec.dtype, name=spec.name, losses=losses))
+        for spec, block in in_order(tasks, jobs=jobs, most=most):
+            writer.write(spec.name, block)
 
 
-def _ahead(
-    checkpoint: Checkpoint, outputs: Sequence[_Output], *, jobs: int
-) -> Iterator[tuple[TensorSpec, Array]]:
-    """Every block in order; with several jobs, the next tensor is read while one is written."""
-    if jobs == 1:
-        for output in outputs:
-            yield from _blocks(output, None, checkpoint)
-        return
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        waiting: deque[tuple[_Output, Future[Array | None]]] = deque()
-        for output in outputs:
-            waiting.append((output, pool.submit(_read_early, checkpoint, output)))
-            if len(waiting) > 1:
-                first, read = waiting.popleft()
-                yield from _blocks(first, read.result(), checkpoint)
-        for last, read in waiting:
-            yield from _blocks(last, read.result(), checkpoint)
-
-
-def _read_early(checkpoint: Checkpoint, output: _Output) -> Array | None:
-    """The tensor, unless it is passed on in blocks."""
-    return None if output.rule.is_same else _read(checkpoint, output)
-
-
-def _read(checkpoint: Checkpoint, output: _Output) -> Array:
+def _tasks(
+    checkpoint: Checkpoint, output: _Output, losses: list[Loss]
+) -> Iterator[Task[tuple[TensorSpec, Array]]]:
+    """What makes the tensors of ``output`` in order: in parts where they are stored alike."""
     target = output.rule.canonical
-    return checkpoint.tensor(target.name).read(whole(target.shape))
-
-
-def _blocks(
-    output: _Output, array: Array | None, checkpoint: Checkpoint
-) -> Iterator[tuple[TensorSpec, Array]]:
-    """What is to be written: in small blocks where the change allows it, else tensor by tensor."""
-    target, change = output.rule.canonical, output.rule.change
+    tensor, everything = checkpoint.tensor(target.name), whole(target.shape)
     if output.rule.is_same:
-        blocks = checkpoint.tensor(target.name).blocks(whole(target.shape))
-        yield from ((output.specs[0], block) for block in blocks)
-        return
-    array = _read(checkpoint, output) if array is None else array
-    if isinstance(change, Transposed):
-        most = BLOCK_BYTES // array.dtype.itemsize
-        yield from ((output.specs[0], block) for block in transposed_blocks(array, most=most))
+        for box in tensor.block_boxes(everything):
+            held = size(box) * ITEM_SIZES[tensor.dtype]
+            yield Task(held, partial(_part, tensor, box, output.specs[0], losses))
+    elif isinstance(output.rule.change, Transposed) and output.nbytes > _WHOLE_BYTES:
+        yield Task(output.nbytes, partial(_strips, tensor, everything, output.specs[0], losses))
     else:
-        yield from zip(output.specs, change.to_hf(array), strict=True)
+        yield Task(2 * output.nbytes, partial(_changed, tensor, everything, output, losses))
+
+
+def _part(
+    tensor: LazyTensor, box: Box, spec: TensorSpec, losses: list[Loss]
+) -> list[tuple[TensorSpec, Array]]:
+    return [(spec, cast(tensor.read(box), spec.dtype, name=spec.name, losses=losses))]
+
+
+def _changed(
+    tensor: LazyTensor, box: Box, output: _Output, losses: list[Loss]
+) -> list[tuple[TensorSpec, Array]]:
+    arrays = output.rule.change.to_hf(tensor.read(box))
+    return [
+        (spec, cast(array, spec.dtype, name=spec.name, losses=losses))
+        for spec, array in zip(output.specs, arrays, strict=True)
+    ]
+
+
+def _strips(
+    tensor: LazyTensor, box: Box, spec: TensorSpec, losses: list[Loss]
+) -> Iterator[tuple[TensorSpec, Array]]:
+    """A large matrix, read at once and transposed as it is written, so that there are no two."""
+    array = tensor.read(box)
+    most = BLOCK_BYTES // array.dtype.itemsize
+    return (
+        (spec, cast(strip, spec.dtype, name=spec.name, losses=losses))
+        for strip in transposed_blocks(array, most=most)
+    )
 
 
 def _index(names: Sequence[str], shards: Sequence[Sequence[_Output]]) -> dict[str, bytes]:

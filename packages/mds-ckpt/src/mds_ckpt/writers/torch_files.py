@@ -30,20 +30,20 @@ def write_torch_files(
         jobs: Files in work at a time.
         operations: The disk.
     """
-    made = [folder]
+    made = {"": folder}
     for name in files:
-        for parent in reversed((folder / name).relative_to(folder).parents):
-            path = folder / parent
-            if path not in made:
-                operations.make_folder(path)
-                made.append(path)
+        for depth in range(1, name.count("/") + 1):
+            parent = "/".join(name.split("/")[:depth])
+            if parent not in made:
+                made[parent] = folder / parent
+                operations.make_folder(made[parent])
 
     def write(item: tuple[str, Any]) -> None:
         save_torch_file(folder / item[0], item[1], operations=operations, sync=False)
 
     _each(write, files.items(), jobs=jobs)
     _each(lambda name: operations.sync_path(folder / name), files, jobs=jobs)
-    for path in reversed(made):
+    for path in reversed(made.values()):
         operations.sync_folder(path)
 
 
