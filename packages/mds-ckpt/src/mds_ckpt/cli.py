@@ -137,13 +137,23 @@ def _add_inspect(commands: argparse._SubParsersAction[Parser], common: Parser) -
     parser.add_argument("--json", action="store_true", help="print JSON of a stable schema")
     parser.add_argument("--tensor", metavar="GLOB", help="only tensors of matching names")
     parser.add_argument("--stats", action="store_true", help="read the tensors: norm, range, NaN")
+    text = "list the datasets that it has seen, with sources and licences; needs no dataset"
+    parser.add_argument("--sources", action="store_true", help=text)
     _add_from(parser)
     add_key_options(parser)
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    from mds_ckpt.commands.inspect import show
+    from mds_ckpt.commands.inspect import show, show_sources
 
+    if arguments.sources:
+        return show_sources(
+            arguments.path,
+            source_format=arguments.source_format,
+            as_json=arguments.json,
+            key=key_of(arguments),
+            expect=arguments.expect,
+        )
     return show(
         arguments.path,
         source_format=arguments.source_format,

@@ -24,6 +24,7 @@ from mds_train.config.schema import continues_itself
 from mds_train.data.families import kind_of_samples
 from mds_train.engines.interface import Fragment
 from mds_train.exchange import attempt_on_all
+from mds_train.provenance import described_parent
 from mds_train.saving.backup import backed_up_steps, bring_back, is_url
 from mds_train.state import TrainState
 
@@ -41,8 +42,8 @@ class Origin:
     own_checkpoint: Path | None = None
     """The same, if it is one of this run's and lies in its first place."""
 
-    parent: Mapping[str, str] | None = None
-    """Path and uuid of what was loaded, for manifests."""
+    parent: Mapping[str, Any] | None = None
+    """Path, uuid and datasets of what was loaded, for manifests."""
 
     messages: tuple[str, ...] = ()
     """Sentences for people: what was resumed, what was passed over and why."""
@@ -191,7 +192,9 @@ def _load(parts: Parts, source: _Source) -> Origin:
         state=state,
         checkpoint=source.folder,
         own_checkpoint=source.folder if source.own and not source.copy else None,
-        parent=None if manifest is None else {"path": str(source.folder), "uuid": manifest.uuid},
+        parent=None
+        if manifest is None
+        else described_parent(source.folder, manifest.uuid, manifest.provenance),
         messages=(*source.messages, *checkpoint.notes, message, *notes),
     )
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.metadata
-import platform
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from mds_core.sharding import ParameterShard, flat_pieces
 from mds_train.assembly import Parts
 from mds_train.data.families import kind_of_samples
 from mds_train.engines.interface import Fragment
+from mds_train.provenance import provenance_record
 from mds_train.state import TrainState
 
 __all__ = [
@@ -171,7 +171,7 @@ def publish_snapshot(
     *,
     partial: Path,
     files: Sequence[RankFile],
-    parent: Mapping[str, str] | None,
+    parent: Mapping[str, Any] | None,
 ) -> Path:
     """Write the manifest and give the folder its name; for rank 0, with all ranks' files.
 
@@ -180,7 +180,7 @@ def publish_snapshot(
         snapshot: Rank 0's.
         partial: The folder that the ranks have filled.
         files: What each of them wrote.
-        parent: Path and uuid of the checkpoint that the run started from.
+        parent: Path, uuid and datasets of the checkpoint that the run started from.
 
     Returns:
         The folder ``checkpoints/step-N``.
@@ -205,8 +205,8 @@ def publish_snapshot(
         config=parts.config.as_dict(),
         parallel=parts.degrees,
         tokenizer=tokenizer,
-        parent=None if parent is None else dict(parent),
-        provenance=_provenance(),
+        parent=None if parent is None else {key: parent[key] for key in ("path", "uuid")},
+        provenance=provenance_record(parts, parent=parent),
     )
     return commit.publish(partial, manifest, root=parts.checkpoints, existing="replace")
 
@@ -261,11 +261,3 @@ def _add_tokenizer(
     data = (Path(store.path) / record.file).read_bytes()
     records[TOKENIZER] = add_file(partial, TOKENIZER, data)
     return {"kind": record.kind, "file": TOKENIZER, "sha256": records[TOKENIZER].sha256}
-
-
-def _provenance() -> dict[str, Any]:
-    packages = ("mds-train", "mds-parallel-core", "mds-data", "mds-ckpt", "torch", "deepspeed")
-    return {
-        "python": platform.python_version(),
-        "packages": {name: importlib.metadata.version(name) for name in packages},
-    }

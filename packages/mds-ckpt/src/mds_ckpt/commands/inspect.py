@@ -12,7 +12,7 @@ from mds_ckpt.escape import printable
 if TYPE_CHECKING:
     from mds_ckpt.encryption.keys import KeySource
 
-__all__ = ["show"]
+__all__ = ["show", "show_sources"]
 
 
 def show(
@@ -49,4 +49,25 @@ def show(
         say(f"no tensor has a name like '{printable(pattern)}'")
     if stats:
         console.print(statistics_table(found["tensors"]))
+    return 0
+
+
+def show_sources(
+    path: str,
+    *,
+    source_format: str | None = None,
+    as_json: bool = False,
+    key: KeySource | None = None,
+    expect: str | None = None,
+) -> int:
+    """Print what the checkpoint at ``path`` was made of; returns the exit code."""
+    from mds_ckpt.formats import open_checkpoint
+    from mds_ckpt.sources import recorded_sources, source_lines
+
+    found = recorded_sources(open_checkpoint(path, format=source_format, key=key, expect=expect))
+    if as_json:
+        sys.stdout.write(json.dumps(found, indent=1, allow_nan=False) + "\n")
+        return 0
+    for line in source_lines(found):
+        sys.stdout.write(printable(line) + "\n")
     return 0
