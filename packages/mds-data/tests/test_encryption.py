@@ -9,6 +9,7 @@ import pickle
 import shutil
 import stat
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -153,13 +154,7 @@ def _forged(sealed, name, data):
     envelope = envelope_from_json(path.read_bytes(), name="x")
     files = dict(envelope.files)
     files[name] = (len(data), hashlib.sha256(data).hexdigest())
-    path.write_bytes(envelope_to_json(_replaced(envelope, files=files)))
-
-
-def _replaced(envelope, **members):
-    from dataclasses import replace
-
-    return replace(envelope, **members)
+    path.write_bytes(envelope_to_json(replace(envelope, files=files)))
 
 
 def _largest(sealed, count=1):
@@ -196,20 +191,54 @@ def test_forged_bytes_do_not_open_though_the_envelope_agrees(plain, sealed, iden
     assert verify_store(sealed, key=key).sound
 
 
+KEY = FileKey(data_key=bytes(range(32)), folder=bytes(16), path="a/b", file_id=b"1" * 16)
+
+
+def sealed_bytes(content, *, key=KEY, cut=16):
+    pieces = iter([content[at : at + cut] for at in range(0, len(content), cut)])
+    return b"".join(sealed_blocks(lambda _: next(pieces), size=len(content), cut=cut, key=key))
+
+
+def check_sealed(stored, *, key=KEY):
+    SealedFile(lambda at, count: stored[at : at + count], len(stored), key=key, name="f").check()
+
+
+@pytest.mark.parametrize("what", ["order", "path", "folder", "header", "last", "table"])
+def test_a_segment_opens_in_its_own_place_only(what):
+    """By the cipher alone, before any digest of the whole file is looked at."""
+    stored, key = sealed_bytes(bytes(range(48))), KEY
+    check_sealed(stored)
+    if what == "order":
+        stored = stored[:64] + stored[96:128] + stored[64:96] + stored[128:]
+    elif what == "path":
+        key = replace(KEY, path="a/c")
+    elif what == "folder":
+        key = replace(KEY, folder=b"x" * 16)
+    elif what == "header":  # the minor version says nothing else
+        stored = stored[:10] + b"\x01" + stored[11:]
+    elif what == "last":
+        header = bytearray(stored[:64])
+        header[16], header[24] = 32, 2
+        stored = bytes(header) + stored[64:128]
+    else:
+        lengths = [16, 32]
+        pieces = iter([bytes(16), bytes(32)])
+        blocks = list(sealed_blocks(lambda _: next(pieces), size=48, cut=lengths, key=KEY))
+        flipped = bytes([blocks[1][0] ^ 1])
+        stored = blocks[0] + flipped + blocks[1][1:] + b"".join(blocks[2:])
+
+    with pytest.raises(SealedError, match="does not open"):
+        check_sealed(stored, key=key)
+
+
 def test_an_older_file_of_the_same_path_is_refused():
     """The file id tells two states of one path apart, under one key."""
-    data_key = bytes(range(32))
-
-    def sealed_file(content, file_id):
-        key = FileKey(data_key=data_key, folder=bytes(16), path="a/b", file_id=file_id)
-        parts = [content]
-        return b"".join(sealed_blocks(lambda _: parts.pop(), size=len(content), cut=64, key=key))
-
-    old = sealed_file(b"old", b"1" * 16)
-    wanted = FileKey(data_key=data_key, folder=bytes(16), path="a/b", file_id=b"2" * 16)
+    old = sealed_bytes(b"old")
 
     with pytest.raises(SealedError, match="an older one"):
-        SealedFile(lambda at, count: old[at : at + count], len(old), key=wanted, name="f")
+        check_sealed(old, key=replace(KEY, file_id=b"2" * 16))
+    with pytest.raises(SealedError, match="does not open"):  # nor with a forged header
+        check_sealed(old[:32] + b"2" * 16 + old[48:], key=replace(KEY, file_id=b"2" * 16))
 
 
 def test_an_old_manifest_is_refused_where_the_right_digest_is_known(plain, identity, tmp_path):
