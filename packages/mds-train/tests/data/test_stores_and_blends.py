@@ -12,6 +12,8 @@ import pytest
 from engine_cases import VOCABULARY, tiny_config
 
 from mds_data import GPTDataset, open_store, write_store
+from mds_data.encryption.keys import new_identity
+from mds_data.store.encrypt import encrypt_store
 from mds_train import TrainConfig
 from mds_train.config import DataConfig
 from mds_train.data.building import open_stores, training_samples, validation_samples
@@ -114,3 +116,19 @@ def test_a_store_whose_vocabulary_is_too_large_is_named(folder: Path, tmp_path: 
 def test_stores_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DataConfig(seq_length=16, **changes)
+
+
+def test_an_encrypted_store_gives_the_same_samples(folder: Path, tmp_path: Path) -> None:
+    identity = tmp_path / "key.txt"
+    recipient = new_identity(identity)
+    for name in ("0", "1"):
+        encrypt_store(folder / name, tmp_path / name, recipients=[recipient])
+    plain = config_of(folder, stores=("0", "1"))
+    sealed = config_of(tmp_path, stores=("0", "1"), identity=str(identity))
+
+    one, other = (training_samples(each, open_stores(each)) for each in (plain, sealed))
+
+    for number in range(len(one)):
+        assert np.array_equal(one[number]["tokens"], other[number]["tokens"])
+    with pytest.raises(ValueError, match="no key was given"):
+        open_stores(config_of(tmp_path, stores=("0",)))
