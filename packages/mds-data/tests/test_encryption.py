@@ -309,6 +309,18 @@ def test_the_identity_file_may_be_named_by_the_environment(sealed, identity, mon
     assert main(["verify", str(sealed), "--identity-env", "MDS_TEST_IDENTITY"]) == 0
 
 
+def test_a_passphrase_may_be_typed(plain, tmp_path, monkeypatch):
+    typed = iter(["one", "other", "one", "one", "one"])
+    monkeypatch.setattr("getpass.getpass", lambda prompt: next(typed))
+    key = KeySource(ask=True)
+
+    with pytest.raises(SealedError, match="two different passphrases"):
+        encrypt_store(plain, tmp_path / "sealed", key=key)
+    encrypt_store(plain, tmp_path / "sealed", key=key)
+
+    assert_holds(open_store(tmp_path / "sealed", key=key), DOCUMENTS)
+
+
 def test_a_rotation_changes_the_envelope_only(sealed, identity, tmp_path):
     recipient = keys.new_identity(tmp_path / "new.txt")
     before = tree(sealed)
