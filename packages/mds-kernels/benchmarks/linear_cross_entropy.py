@@ -1,6 +1,9 @@
-"""linear_cross_entropy at three sizes beside whole logits and torch's own chunked op.
+"""linear_cross_entropy at three sizes beside whole logits, torch's chunked op and other libraries.
 
     python benchmarks/linear_cross_entropy.py [--largest] [--repeats N] [--threads N]
+        [--dtype float32] [--peers Liger Megatron]
+
+Peers (pip install megatron-core, liger-kernel with triton) are measured where they are installed.
 
 Prints one Markdown table: medians of alternating runs, as ratios to ours, and peak memory.
 """
@@ -10,8 +13,9 @@ import platform
 from dataclasses import replace
 
 import torch
+from peers import installed
 
-from mds_kernels.bench import Workload, bench
+from mds_kernels.bench import CONTESTANTS, Workload, bench
 
 SIZES = (
     Workload(tokens=256, hidden_size=256, vocab_size=16384),
@@ -26,7 +30,13 @@ def main():
     parser.add_argument("--largest", action="store_true", help="only 4096 x 768 x 50304; minutes")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--dtype", nargs="*", default=["float32", "bfloat16"])
+    parser.add_argument("--peers", nargs="*", choices=("Liger", "Megatron"), default=["Megatron"])
+    parser.add_argument("--no-torch", action="store_true", help="leave out torch's, which is slow")
     arguments = parser.parse_args()
+    contestants = {**CONTESTANTS, **installed(arguments.peers)}
+    if arguments.no_torch:
+        contestants.pop("torch, chunked", None)
 
     print(f"torch {torch.__version__}, {platform.processor() or platform.machine()}, ", end="")
     print(f"{arguments.threads} thread(s), {arguments.repeats} repeats\n")
@@ -34,12 +44,12 @@ def main():
     columns += ["peak MiB", "loss error"]
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
     for size in (LARGEST,) if arguments.largest else SIZES:
-        for dtype in ("float32", "bfloat16"):
-            show(replace(size, dtype=dtype, threads=arguments.threads), arguments.repeats)
+        for dtype in arguments.dtype:
+            workload = replace(size, dtype=dtype, threads=arguments.threads)
+            show(bench(workload, repeats=arguments.repeats, contestants=contestants), workload)
 
 
-def show(workload, repeats):
-    figures = bench(workload, repeats=repeats)
+def show(figures, workload):
     size = f"{workload.tokens} x {workload.hidden_size} x {workload.vocab_size}"
     ours = figures[0]
     for figure in figures:

@@ -87,15 +87,17 @@ CONTESTANTS: Mapping[str, Contestant] = {
 """Ours first; torch's own where this torch has it."""
 
 
-def bench(workload: Workload, *, repeats: int = 5) -> list[Figure]:
-    """Measure every contestant on one workload, taking turns."""
+def bench(
+    workload: Workload, *, repeats: int = 5, contestants: Mapping[str, Contestant] = CONTESTANTS
+) -> list[Figure]:
+    """Measure every contestant, a function of a module each, on one workload, taking turns."""
     torch.set_num_threads(workload.threads)
     inputs = workload.inputs()
     exact = _exact_loss(*inputs)
-    seconds: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
     losses: dict[str, float] = {}
     for turn in range(repeats + 1):
-        for name, contestant in CONTESTANTS.items():
+        for name, contestant in contestants.items():
             took, losses[name] = _timed(contestant, inputs)
             if turn:  # the first warms caches and the allocator
                 seconds[name].append(took)
@@ -103,10 +105,10 @@ def bench(workload: Workload, *, repeats: int = 5) -> list[Figure]:
         Figure(
             contestant=name,
             seconds=statistics.median(seconds[name]),
-            peak_mebibytes=_peak_elsewhere(name, workload),
+            peak_mebibytes=_peak_elsewhere(contestant, workload),
             loss_error=abs(losses[name] - exact),
         )
-        for name in CONTESTANTS
+        for name, contestant in contestants.items()
     ]
 
 
@@ -137,10 +139,10 @@ def _exact_loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> float:
     return float(torch.cat(losses).mean())
 
 
-def _peak_elsewhere(name: str, workload: Workload) -> float | None:
+def _peak_elsewhere(contestant: Contestant, workload: Workload) -> float | None:
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send_peak, args=(sender, name, workload))
+    process = context.Process(target=_send_peak, args=(sender, contestant, workload))
     process.start()
     sender.close()
     try:
@@ -150,13 +152,13 @@ def _peak_elsewhere(name: str, workload: Workload) -> float | None:
     return peak
 
 
-def _send_peak(sender: Connection, name: str, workload: Workload) -> None:
+def _send_peak(sender: Connection, contestant: Contestant, workload: Workload) -> None:
     torch.set_num_threads(workload.threads)
     inputs = workload.inputs()
     # A first small pass loads libraries and starts threads, which are not the contestant's memory.
-    _timed(CONTESTANTS[name], (inputs[0][:8], inputs[1], inputs[2][:8]))
+    _timed(contestant, (inputs[0][:8], inputs[1], inputs[2][:8]))
     measure = _peak_on_cuda if workload.device == "cuda" else _peak_on_linux
-    sender.send(measure(CONTESTANTS[name], inputs))
+    sender.send(measure(contestant, inputs))
 
 
 def _peak_on_cuda(contestant: Contestant, inputs: tuple[Tensor, Tensor, Tensor]) -> float:
