@@ -113,7 +113,7 @@ def contestant(name: str, source: Path, folder: Path) -> None:
     stop.set()
     watcher.join()
     # The server that forks our workers is waited for, so that their time counts as ours.
-    forkserver._forkserver._stop()  # noqa: SLF001
+    forkserver._forkserver._stop()
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     cpu = sum(usage.ru_utime + usage.ru_stime for usage in usages)
     print(json.dumps({"cpu": cpu, "peak": peaks[0]}))
