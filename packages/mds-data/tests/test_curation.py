@@ -223,6 +223,27 @@ def test_cutting_keeps_the_pieces_around_the_place() -> None:
     assert set(pieces[1]["text"]) == {"a"}
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_what_many_texts_hold_is_no_leak_if_asked(workers: str) -> None:
+    licence = "permission is hereby granted free of charge to any person obtaining a copy of this"
+    texts = [f"{licence} text number {number}" for number in range(4)]
+    texts += [f"{licence} text {QUESTION}", f"{QUESTION} and {QUESTION}"]
+    write_jsonl(Path("in.jsonl"), texts)
+    Path("tests.txt").write_text(f"{licence}\n{QUESTION}\n")
+    command = ["decontaminate", "--input", "in.jsonl", "--against", "tests.txt", "--workers"]
+
+    for most, kept in (("5", []), ("4", texts[:4]), ("1", texts)):
+        options = ["--max-texts", most, "--report", "why.json", "--overwrite"]
+        assert main([*command, workers, "--output", "out.jsonl", *options]) == 0
+        assert [row["text"] for row in read("out.jsonl")] == kept
+
+    report = json.loads(Path("why.json").read_text())
+    windows = len(licence.split()) - 12 + len(QUESTION.split()) - 12
+    assert report["notes"]["sequences ignored as common"] == windows
+    task = ["--max-texts", "5", "--task", "1/1", "--output", "part.jsonl"]
+    assert main([*command, workers, *task]) == 2
+
+
 def test_references_that_say_nothing_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     write_jsonl(Path("in.jsonl"), ["a"])
     Path("tests.txt").write_text("yes\nno\n")

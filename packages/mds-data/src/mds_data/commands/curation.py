@@ -114,8 +114,11 @@ def decontaminate(arguments: argparse.Namespace) -> int:
             margin=arguments.margin,
             min_piece=arguments.min_piece,
             max_pieces=arguments.max_pieces,
+            max_texts=arguments.max_texts,
         )
     )
+    if settings.max_texts is not None and arguments.task is not None:
+        raise UsageError("--max-texts needs all texts, and a task sees a part of them only.")
     if settings.action == "cut" and len(arguments.json_keys) > 1:
         raise UsageError("--action cut works on one key; give one by --json-keys.")
     return _run(arguments, run, settings)

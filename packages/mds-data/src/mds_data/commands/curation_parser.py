@@ -157,6 +157,13 @@ def _add_decontaminate(commands: Commands) -> None:
         help="shorter references are passed over (%(default)s)",
     )
     rules.add_argument(
+        "--max-texts",
+        type=int,
+        metavar="N",
+        help="ignore sequences that more than N texts hold, such as a licence (GPT-3: 10); "
+        "reads the input twice",
+    )
+    rules.add_argument(
         "--action",
         choices=["drop", "cut"],
         default="drop",

@@ -2,6 +2,8 @@
 
 A text is contaminated if it shares a sequence of words (13, as for GPT-3) with a reference. Words
 are compared in lower case and without signs. A reference that is shorter counts as a whole.
+Sequences that many texts hold are the language's or a licence's, and no leak: they can be ignored,
+as GPT-3 did with those of more than ten texts, at the price of reading the input twice.
 """
 
 from __future__ import annotations
@@ -9,18 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mds_data.curation.records import CuratedBatch, TextRecord, curate
+from mds_data.curation.records import CuratedBatch, TextRecord, curate, text_records
 from mds_data.curation.report import CurationReport
-from mds_data.curation.run import CurationConfig, run_filter
+from mds_data.curation.run import CurationConfig, curated_source, run_filter
 from mds_data.curation.words import hash_sequences, word_hashes, word_spans, words_of
 from mds_data.errors import DataError
 from mds_data.preprocess.batches import Batch
-from mds_data.preprocess.engine import Engine
+from mds_data.preprocess.engine import Engine, LocalEngine
 from mds_data.preprocess.inputs import InputFormat, TextUnit, find_inputs
 from mds_data.preprocess.texts import InputTexts
 
@@ -48,12 +50,20 @@ class DecontaminateSettings:
     """Of cut: shorter pieces are dropped."""
     max_pieces: int = 10
     """Of cut: a text that falls into more pieces is dropped."""
+    max_texts: int | None = None
+    """Ignore sequences that more texts hold than this; none is ignored if None."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_words <= self.words:
             raise ValueError(
                 f"min_words ({self.min_words}) must lie from 1 to words ({self.words})."
             )
+        if self.max_texts is not None and self.max_texts < 1:
+            raise ValueError(f"max_texts ({self.max_texts}) must be at least 1.")
+
+
+Rows: TypeAlias = dict[int, NDArray[np.int64]]
+"""Rows of the references' tables, by the length of their sequences."""
 
 
 class _References:
@@ -86,12 +96,36 @@ class _References:
 
     def matches(self, words: Sequence[str]) -> Iterator[tuple[int, int, int]]:
         """Yield first word, number of words and file of each sequence that a reference has."""
+        for length, places, rows in self._found(words):
+            owners = self.tables[length][1]
+            for place, row in zip(places.tolist(), rows.tolist(), strict=True):
+                yield place, length, int(owners[row])
+
+    def rows(self, words: Sequence[str]) -> Rows:
+        """Return, by length, the rows of the tables that hold a sequence of these words."""
+        return {length: np.unique(rows) for length, _, rows in self._found(words)}
+
+    def without(self, rows: Rows) -> None:
+        """Forget rows of the tables."""
+        self.tables = {
+            length: (np.delete(known, rows[length]), np.delete(owners, rows[length]))
+            if length in rows
+            else (known, owners)
+            for length, (known, owners) in self.tables.items()
+        }
+
+    def _found(
+        self, words: Sequence[str]
+    ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield a length, the first words of its sequences that are known, and their rows."""
         hashes = word_hashes(words)
-        for length, (known, owners) in self.tables.items():
-            places = hash_sequences(hashes, length)
-            at = np.minimum(np.searchsorted(known, places), len(known) - 1)
-            for place in np.flatnonzero(known[at] == places).tolist():
-                yield place, length, int(owners[at[place]])
+        for length, (known, _) in self.tables.items():
+            if not len(known):
+                continue
+            sequences = hash_sequences(hashes, length)
+            at = np.minimum(np.searchsorted(known, sequences), len(known) - 1)
+            places = np.flatnonzero(known[at] == sequences)
+            yield length, places, at[places]
 
 
 def _sorted(
@@ -116,13 +150,55 @@ def _reference_texts(
             yield len(files) - 1, text
 
 
+class _Counter:
+    """First pass, if common sequences are ignored: what each text of a batch holds."""
+
+    def __init__(self, settings: DecontaminateSettings, keys: tuple[str, ...]) -> None:
+        self._keys = keys
+        self._references = _References(settings)
+
+    def __call__(self, batch: Batch) -> list[Rows]:
+        return [
+            self._references.rows([word for word, _, _ in word_spans(record.text)])
+            for record in text_records(batch, self._keys, refuse=lambda *_: None)
+        ]
+
+
+def _common(
+    config: CurationConfig,
+    settings: DecontaminateSettings,
+    references: _References,
+    *,
+    most: int,
+    engine: Engine,
+    on_progress: Callable[[int, int, int], None] | None,
+) -> Rows:
+    """Return the rows of sequences that more than ``most`` texts hold."""
+    counts = {
+        length: np.zeros(len(known), np.int64) for length, (known, _) in references.tables.items()
+    }
+    source, texts = curated_source(config), 0
+    make = partial(_Counter, settings, config.keys)
+    for mark, found in engine.run(source, make=make):
+        for rows in found:
+            for length, held in rows.items():
+                counts[length][held] += 1
+        texts += len(found)
+        if on_progress is not None:
+            on_progress(source.bytes_at(mark), source.bytes_total, texts)
+    return {length: np.flatnonzero(each > most) for length, each in counts.items()}
+
+
 class _Decontaminator:
     """Looks for leaks in batches; lives in a worker."""
 
-    def __init__(self, settings: DecontaminateSettings, keys: tuple[str, ...]) -> None:
+    def __init__(
+        self, settings: DecontaminateSettings, keys: tuple[str, ...], common: Rows
+    ) -> None:
         self._settings = settings
         self._keys = keys
         self.references = _References(settings)
+        self.references.without(common)
 
     def __call__(self, batch: Batch) -> CuratedBatch:
         return curate(batch, self._keys, judge=self._judge)
@@ -182,16 +258,31 @@ def decontaminate(
     """
     if settings.action == "cut" and len(config.keys) > 1:
         raise ValueError("cutting works on one key; give one by --json-keys, or drop whole texts.")
+    if settings.max_texts is not None and config.task is not None:
+        raise ValueError("a task sees a part of the texts only, so it can't tell what is common.")
     references = _References(settings)
+    engine = engine or LocalEngine(workers=config.workers)
+    common: Rows = {}
+    if settings.max_texts is not None:
+        common = _common(
+            config,
+            settings,
+            references,
+            most=settings.max_texts,
+            engine=engine,
+            on_progress=on_progress,
+        )
     report = run_filter(
         config,
         command="decontaminate",
         arguments=asdict(settings),
-        make=partial(_Decontaminator, settings, config.keys),
+        make=partial(_Decontaminator, settings, config.keys, common),
         engine=engine,
         on_progress=on_progress,
     )
     report.notes["references"] = references.count
+    if settings.max_texts is not None:
+        report.notes["sequences ignored as common"] = sum(map(len, common.values()))
     if references.passed_over:
         report.notes["references too short to look for"] = references.passed_over
     return report
