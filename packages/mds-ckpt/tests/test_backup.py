@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from ckpt_disks import (
     materialise,
     states_after_power_loss,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mds_ckpt import CheckpointError, KeySource, LockedError, RejectedError, SealedError, verify
 from mds_ckpt.cli import main
@@ -287,6 +291,57 @@ def test_a_hostile_snapshot_writes_nothing_outside(step: Path, tmp_path: Path) -
 
     with pytest.raises(RejectedError, match=r"path separator|is empty or a folder"):
         restore(tmp_path / "backups", tmp_path / "back")
+
+
+JUNK = st.one_of(
+    st.none(),
+    st.integers(-(2**70), 2**70),
+    st.text(max_size=8),
+    st.sampled_from(["../x", "0" * 64, "age", "mds-store"]),
+    st.lists(st.integers(), max_size=2),
+    st.dictionaries(st.sampled_from(["kind", "file", "size"]), st.integers(), max_size=2),
+)
+
+
+@pytest.fixture(scope="module")
+def forged(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A place with plain backups, one with encrypted ones, and their key."""
+    folder = tmp_path_factory.mktemp("forged")
+    keys.new_identity(folder / "key.txt")
+    key = KeySource(identity=folder / "key.txt")
+    step = save(folder / "run", 1)
+    back_up(step, folder / "plain")
+    back_up(step, folder / "sealed", key=key)
+    return folder, key
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_forged_heads_and_snapshots_are_refused_by_our_own_errors(forged: Any, data: Any) -> None:
+    folder, key = forged
+    sealed = data.draw(st.booleans())
+    place = folder / ("sealed" if sealed else "plain")
+    path = place / "backup.json"
+    if not sealed and data.draw(st.booleans()):
+        (path,) = (place / "snapshots").iterdir()
+    good = path.read_bytes()
+    members = json.loads(good)
+    at = members
+    while True:
+        name = data.draw(st.sampled_from(sorted(at)))
+        inner = at[name]
+        if isinstance(inner, list) and inner and isinstance(inner[0], dict):
+            inner = inner[0]
+        if not isinstance(inner, dict) or data.draw(st.booleans()):
+            break
+        at = inner
+    at[name] = data.draw(JUNK)
+    path.write_text(json.dumps(members))
+
+    with suppress(CheckpointError):
+        check_backups(place, key=key if sealed else None)
+
+    path.write_bytes(good)
 
 
 def test_without_fsspec_the_extra_is_named(step: Path, monkeypatch: Any, capsys: Any) -> None:

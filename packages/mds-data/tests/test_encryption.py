@@ -9,10 +9,13 @@ import pickle
 import shutil
 import stat
 import sys
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from store_material import assert_holds, random_documents, run_killed, write_small
 
 from mds_data import DataError, GPTDataset, KeySource, SealedError, open_store
@@ -476,6 +479,57 @@ def test_segments_end_where_chunks_do():
     assert cut_at([0, 10, 20], 35) == [10, 10, 15]
     assert cut_at([0, 10, 15], 20) == [10, 5, 5]
     assert cut_at([], 0) == 2**20
+
+
+JUNK = st.one_of(
+    st.none(),
+    st.integers(-(2**70), 2**70),
+    st.text(max_size=8),
+    st.sampled_from(["../x", "key-1.age", "manifest.sealed", "0" * 64, "age", "scrypt"]),
+    st.lists(st.integers(), max_size=2),
+    st.dictionaries(st.sampled_from(["kind", "file", "size", "sealed"]), st.integers(), max_size=2),
+)
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_any_forged_envelope_is_refused_by_our_own_errors(one_sealed, data):
+    """An attacker makes the envelope's own digest right, too."""
+    folder, key, good = one_sealed
+    members = json.loads(good)
+    place = members
+    while True:
+        name = data.draw(st.sampled_from(sorted(place)))
+        inner = place[name]
+        if isinstance(inner, list) and inner and isinstance(inner[0], dict):
+            inner = inner[0]
+        if not isinstance(inner, dict) or data.draw(st.booleans()):
+            break
+        place = inner
+    place[name] = data.draw(JUNK)
+    members["digest"] = "0" * 64
+    blank = json.dumps(members).encode()
+    at = blank.rindex(b"0" * 64)
+    digest = hashlib.sha256(blank).hexdigest().encode()
+    (folder / "manifest.json").write_bytes(blank[:at] + digest + blank[at + 64 :])
+
+    with suppress(DataError):
+        open_store(folder, key=key)
+    assert isinstance(verify_store(folder).problems, tuple)
+
+
+@pytest.fixture(scope="module")
+def one_sealed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("forged")
+    write_small(folder / "plain", DOCUMENTS[:3], chunks_per_shard=64)
+    recipient = keys.new_identity(folder / "key.txt")
+    encrypt_store(folder / "plain", folder / "sealed", recipients=[recipient])
+    good = (folder / "sealed" / "manifest.json").read_bytes()
+    return folder / "sealed", KeySource(identity=folder / "key.txt"), good
 
 
 def test_a_newer_version_is_refused_by_name(sealed, identity):

@@ -39,10 +39,13 @@ CIPHER = "AES-256-GCM"
 SEALED_MANIFEST = "manifest.sealed"
 INNER_MANIFEST = "manifest.json"
 ENVELOPE_LIMIT = 64 * 2**20
+_MANIFEST_LIMIT = 512 * 2**20
+_MOST_OBJECTS = 2_000_000
 _NO_DIGEST = "0" * 64
 _REQUIRES = re.compile(rb'"requires"\s*:\s*\[[^]]*"encryption/[0-9]+"')
 _FILE = re.compile(r"([0-9]{6,12}|manifest)\.sealed|key-[0-9]{1,9}\.age")
 _HEX64, _HEX32 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{32}")
+_MOST_KEYS = 100
 _KINDS = frozenset({"age", "scrypt", "command"})
 
 
@@ -101,7 +104,7 @@ def envelope_from_json(data: bytes, *, name: str) -> Envelope:
         SealedError: It breaks the format, or needs a newer reader.
     """
     try:
-        members = _parsed(data)
+        members = _parsed(data, limit=ENVELOPE_LIMIT)
         encryption = _typed(members, "encryption", dict)
         _check_version(encryption, name=name)
         _check_digest(data, _matching(members, "digest", _HEX64))
@@ -112,7 +115,7 @@ def envelope_from_json(data: bytes, *, name: str) -> Envelope:
             format=_typed(members, "format", str),
             format_version=_typed(members, "format_version", str),
             folder=str(uuid.UUID(_typed(members, "uuid", str))),
-            keys=tuple(_key(record) for record in _typed(encryption, "keys", list)),
+            keys=_keys(_typed(encryption, "keys", list)),
             manifest_id=_matching(manifest, "id", _HEX32),
             files=_files(_typed(members, "files", dict)),
             generation=_typed(encryption, "generation", int),
@@ -125,9 +128,10 @@ def envelope_from_json(data: bytes, *, name: str) -> Envelope:
         ) from None
 
 
-def _parsed(data: bytes) -> dict[str, Any]:
-    if len(data) > ENVELOPE_LIMIT:
-        raise ValueError(f"it has {len(data)} bytes")
+def _parsed(data: bytes, *, limit: int) -> dict[str, Any]:
+    # Objects take far more memory than the two bytes that ask for each.
+    if len(data) > limit or data.count(b"{") + data.count(b"[") > _MOST_OBJECTS:
+        raise ValueError(f"its {len(data)} bytes hold more than is read")
     try:
         members = json.loads(data.decode(), object_pairs_hook=_object, parse_constant=_refuse)
     except RecursionError:
@@ -182,8 +186,14 @@ def _check_digest(data: bytes, stated: str) -> None:
         raise ValueError("its bytes don't have the digest that it names for itself")
 
 
+def _keys(records: list[Any]) -> tuple[Mapping[str, Any], ...]:
+    if not 0 < len(records) <= _MOST_KEYS:
+        raise ValueError(f"it lists {len(records)} wrapped keys")
+    return tuple(map(_key, records))
+
+
 def _key(record: object) -> Mapping[str, Any]:
-    if not isinstance(record, dict) or record.get("kind") not in _KINDS:
+    if not isinstance(record, dict) or _typed(record, "kind", str) not in _KINDS:
         raise ValueError("a wrapped key is of no known kind")
     if record["kind"] == "age" and not _FILE.fullmatch(_typed(record, "file", str)):
         raise ValueError("the file of a wrapped key has no allowed name")
@@ -258,7 +268,7 @@ def unlock(
         lambda start, count: sealed[start : start + count], len(sealed), key=key, name=place
     )
     try:
-        members = _parsed(bytes(file.read(0, file.size)))
+        members = _parsed(bytes(file.read(0, file.size)), limit=_MANIFEST_LIMIT)
         contents = Contents(
             envelope=envelope,
             data_key=data_key,

@@ -217,6 +217,8 @@ def open_vault(place: Place, key: KeySource | None) -> Vault | None:
 def _check_version(members: Mapping[str, Any], *, where: str) -> None:
     version, requires = str(members.get("format_version")), members.get("requires")
     encryption = members.get("encryption") or {}
+    if not isinstance(encryption, dict):
+        raise ValueError("member 'encryption' is no object")  # noqa: TRY004
     known = requires in ([], [FEATURE])
     if encryption:
         cipher, major = encryption.get("cipher"), str(encryption.get("version")).partition(".")[0]
@@ -237,7 +239,8 @@ def _keys(members: Mapping[str, Any]) -> Sequence[Mapping[str, Any]] | None:
     if not isinstance(keys, list) or not keys:
         raise ValueError("its keys are missing")
     for record in keys:
-        if not isinstance(record, dict) or record.get("kind") not in {"age", "scrypt", "command"}:
+        kind = record.get("kind") if isinstance(record, dict) else None
+        if kind not in ("age", "scrypt", "command"):
             raise ValueError("a key is of no known kind")
         if record["kind"] == "age" and record.get("file") != _KEY_FILE:
             raise ValueError("the file of a key has no allowed name")

@@ -29,7 +29,8 @@ _LINE = re.compile(rb"mds-data-key/1 ([0-9a-f-]{36}) ([0-9a-f]{64})\n")
 _PURPOSE = b"mds-encryption/1 key\0"
 _SCRYPT_LOG_N = 17
 """128 MiB and a third of a second for each guess."""
-_SCRYPT_RANGE = range(10, 21)
+_SCRYPT_RANGE = range(10, 19)
+"""The largest takes 256 MiB; more would let a hostile folder fill the memory."""
 _LARGEST_FILE = 2**20
 _COMMAND_SECONDS = 300
 _NAMES = {AGE: "age identities", PASSPHRASE: "a passphrase", COMMAND: "a key command"}
