@@ -271,6 +271,8 @@ def _add_ranks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pipeline", action=argparse.BooleanOptionalAction, help=text)
     text = "pad the vocabulary to a multiple of N times --tp; the model's own number if left out"
     parser.add_argument("--make-vocab-size-divisible-by", type=int, metavar="N", help=text)
+    text = "Megatron's optimizer state in distrib_optim.pt, for --dp ranks"
+    parser.add_argument("--use-distributed-optimizer", action="store_true", help=text)
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -317,6 +319,7 @@ def _convert(arguments: argparse.Namespace) -> int:
         pipeline=arguments.pipeline,
         layers_per_stage=arguments.layers_per_stage,
         make_vocab_size_divisible_by=arguments.make_vocab_size_divisible_by,
+        use_distributed_optimizer=arguments.use_distributed_optimizer,
         release=arguments.release,
         reset=arguments.reset,
         qkv_layout=None if arguments.qkv_layout == "auto" else arguments.qkv_layout,

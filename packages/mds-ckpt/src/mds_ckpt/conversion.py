@@ -92,6 +92,7 @@ def convert(
     pipeline: bool | None = None,
     layers_per_stage: Sequence[int] | None = None,
     make_vocab_size_divisible_by: int | None = None,
+    use_distributed_optimizer: bool = False,
     release: bool = False,
     reset: Collection[str] = (),
     key: KeySource | None = None,
@@ -127,6 +128,8 @@ def convert(
         layers_per_stage: Layers of each pipeline stage; divided evenly if None.
         make_vocab_size_divisible_by: Pad the vocabulary to a multiple of this times ``tp``; the
             model's own number if None.
+        use_distributed_optimizer: Write the optimizer's state as Megatron's distributed optimizer
+            keeps it.
         release: Write weights to train from anew: no optimizer state, and all counts 0.
         reset: What begins anew: any of ``"counters"``, ``"schedule"`` and ``"rng"``.
         key: Where the key of an encrypted source comes from; the target is plain.
@@ -156,6 +159,7 @@ def convert(
         layers_per_stage=None if layers_per_stage is None else tuple(layers_per_stage),
         divisible_by=make_vocab_size_divisible_by
         and _checked_count(make_vocab_size_divisible_by, "--make-vocab-size-divisible-by"),
+        distributed_optimizer=use_distributed_optimizer,
         is_release=release,
         shard_bytes=max_shard_bytes
         and _checked_count(max_shard_bytes, "--max-shard-bytes", 1 << 50),

@@ -57,6 +57,8 @@ class Options:
     """Pad the vocabulary to a multiple of this times tp; None takes the model's."""
     shard_bytes: int | None = None
     """Start a new file before one has more bytes, in formats of large files; 5 GB if None."""
+    distributed_optimizer: bool = False
+    """Write the optimizer's state as Megatron's distributed optimizer keeps it."""
     is_release: bool = False
     """Write weights to train from anew: no optimizer state, all counts 0."""
 
@@ -132,6 +134,7 @@ def _beyond_tp_and_pp(options: Options) -> dict[str, bool]:
         "--pipeline": options.pipeline is not None,
         "--layers-per-stage": options.layers_per_stage is not None,
         "--make-vocab-size-divisible-by": options.divisible_by is not None,
+        "--use-distributed-optimizer": options.distributed_optimizer,
     }
 
 

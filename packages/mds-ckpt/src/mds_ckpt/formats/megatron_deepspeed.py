@@ -9,7 +9,7 @@ from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.checks import Problem
 from mds_ckpt.errors import RejectedError
 from mds_ckpt.formats import Format
-from mds_ckpt.plan import Options, Plan
+from mds_ckpt.plan import Options, Plan, refuse_options
 from mds_ckpt.read_options import ReadOptions
 
 NAME = "deepspeed"
@@ -66,6 +66,8 @@ def plan_deepspeed(checkpoint: Checkpoint, options: Options) -> Plan:
     from mds_ckpt.megatron.target_layout import layout_of
     from mds_ckpt.writers.deepspeed import plan
 
+    asked = {"--use-distributed-optimizer": options.distributed_optimizer}
+    refuse_options(asked, "that optimizer is Megatron's own, DeepSpeed has ZeRO")
     return plan(checkpoint, options, layout=layout_of(options))
 
 

@@ -63,17 +63,20 @@ def open_megatron(path: Path, options: ReadOptions | None = None) -> Checkpoint:
 def check(checkpoint: Checkpoint, data: bool) -> Iterator[Problem]:  # noqa: FBT001
     """Damaged members, and with data also tensors that can't be read or whose copies differ."""
     from mds_ckpt.megatron.deepspeed_check import damaged_members
+    from mds_ckpt.megatron.distributed_optimizer import FILE as DISTRIBUTED
     from mds_ckpt.megatron.megatron_reader import FILE, list_ranks
 
     for rank in list_ranks(checkpoint.path):
-        yield from damaged_members(rank.path / FILE, data=data)
+        for path in (rank.path / FILE, rank.path / DISTRIBUTED):
+            if path.name == FILE or path.exists():
+                yield from damaged_members(path, data=data)
     yield from read_every_tensor(checkpoint, data)
 
 
 def plan_megatron(checkpoint: Checkpoint, options: Options) -> Plan:
     """How to write a checkpoint for Megatron."""
     asked = {
-        "--dp": options.dp_size != 1,
+        "--dp": options.dp_size != 1 and not options.distributed_optimizer,
         "--ep": options.ep_size != 1,
         "--zero-stage": options.zero_stage is not None,
         "--pipeline": options.pipeline is not None,

@@ -95,6 +95,8 @@ def _cut(
         if tensor.numel <= _SAMPLE:
             _check(file, weights, flats[MASTER], at, name, tensor)
         for state, flat in flats.items():
+            if state == MASTER and tensor.dtype == "F32":
+                continue  # the weight itself
             source = TorchSource(file, flat, at)
             yield FlatPart(name, state, 0, tensor.numel, flat.dtype, source), tensor.shape
 

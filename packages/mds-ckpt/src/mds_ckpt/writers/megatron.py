@@ -1,4 +1,7 @@
-"""Any checkpoint written as Megatron's own: one ``model_optim_rng.pt`` a model-parallel rank."""
+"""Any checkpoint written as Megatron's own: one ``model_optim_rng.pt`` a model-parallel rank.
+
+With the distributed optimizer, its state lies in a file of its own beside.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,10 @@ from typing import Any
 from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.errors import UnsupportedError
 from mds_ckpt.files.file_operations import FileOperations, write_file
+from mds_ckpt.megatron.distributed_optimizer import FILE as DISTRIBUTED
 from mds_ckpt.megatron.module_tree import module_tree, plain_name
 from mds_ckpt.megatron.naming import Named, megatron_order
+from mds_ckpt.megatron.target_distributed import buffers, settings_alone
 from mds_ckpt.megatron.target_groups import Member, divide_groups
 from mds_ckpt.megatron.target_layout import TargetLayout
 from mds_ckpt.megatron.target_ranks import (
@@ -20,6 +25,8 @@ from mds_ckpt.megatron.target_ranks import (
     local_tensors,
     merged_losses,
 )
+from mds_ckpt.megatron.target_zero import flat_tensors
+from mds_ckpt.pickles.records import Namespace
 from mds_ckpt.pickles.torch_writer import save_torch_file
 from mds_ckpt.plan import Loss, Options, Plan
 
@@ -46,6 +53,7 @@ def plan(checkpoint: Checkpoint, options: Options, *, layout: TargetLayout | Non
 class _Writer:
     def __init__(self, checkpoint: Checkpoint, options: Options, layout: TargetLayout) -> None:
         self._target = RankedTarget(checkpoint, options, layout)
+        self._is_distributed = options.distributed_optimizer and self._target.has_optimizer
         self._target.leave_masters()
         self._checkpoint = checkpoint
         self._is_release = options.is_release
@@ -60,15 +68,33 @@ class _Writer:
             raise UnsupportedError(
                 checkpoint.path, "a T5 model is written to one stage only", remedy="leave --pp out"
             )
+        if options.distributed_optimizer:
+            self._check_distributed()
+
+    def _check_distributed(self) -> None:
+        if not self._is_distributed:
+            raise UnsupportedError(
+                self._checkpoint.path,
+                "it has no complete optimizer state to write as a distributed optimizer's",
+                remedy="leave --use-distributed-optimizer away",
+            )
+        if self._checkpoint.model.family == "bert" and self._target.layout.pp_size > 1:
+            raise UnsupportedError(
+                self._checkpoint.path,
+                "the distributed optimizer's file lies in the model's order, which for BERT in "
+                "stages is not that of its model file",
+                remedy="leave --pp or --use-distributed-optimizer away",
+            )
 
     def plan(self) -> Plan:
         files = list(self._files())
-        tensors = [tensor for _, value in files for tensor in local_tensors(value)]
+        sizes = [tensor.nbytes for _, value in files for tensor in local_tensors(value)]
+        sizes += [flat.nbytes for _, value in files for flat in flat_tensors(value)]
         return Plan(
             used=self._target.used(),
             dropped=self._target.dropped(),
-            num_targets=len(tensors),
-            nbytes=sum(tensor.nbytes for tensor in tensors) + (len(files) << 16),
+            num_targets=len(sizes),
+            nbytes=sum(sizes) + (len(files) << 16),
             write=lambda folder, operations: self._write(folder, files, operations),
             notes=self._target.notes(),
         )
@@ -79,28 +105,38 @@ class _Writer:
         self._target.losses.clear()
         name = "release" if self._is_release else f"iter_{self._target.progress.iteration:07d}"
         operations.make_folder(folder / name)
-        for rank, value in files:
-            operations.make_folder(folder / name / rank)
-            save_torch_file(
-                folder / name / rank / "model_optim_rng.pt", value, operations=operations
-            )
-            operations.sync_folder(folder / name / rank)
+        made: set[Path] = set()
+        for file, value in files:
+            path = folder / name / file
+            if path.parent not in made:
+                operations.make_folder(path.parent)
+                made.add(path.parent)
+            save_torch_file(path, value, operations=operations)
+        for rank in sorted(made):
+            operations.sync_folder(rank)
         operations.sync_folder(folder / name)
         text = "release" if self._is_release else str(self._target.progress.iteration)
         write_file(folder / TRACKER, text.encode(), operations=operations)
         return merged_losses(self._target.losses)
 
-    def _files(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _files(self) -> Iterator[tuple[str, Any]]:
         stages = self._target.layout.pp_size
         for number in range(stages):
+            count = len(self._chunks[number])
+            chunks = [list(self._chunk(number, chunk)) for chunk in range(count)]
             for rank in range(self._target.layout.tp_size):
                 name = f"mp_rank_{rank:02d}" + (f"_{number:03d}" if stages > 1 else "")
-                yield name, self._state(number, rank)
+                yield f"{name}/model_optim_rng.pt", self._state(chunks, number, rank)
+                if self._is_distributed:
+                    yield f"{name}/{DISTRIBUTED}", buffers(self._target, chunks, rank)
 
-    def _state(self, number: int, rank: int) -> dict[str, Any]:
-        chunks = [list(self._chunk(number, chunk)) for chunk in range(len(self._chunks[number]))]
+    def _args(self) -> Namespace:
+        known = {"use_distributed_optimizer": self._is_distributed}
+        return Namespace({**self._target.args().fields, **known})
+
+    def _state(self, chunks: Sequence[Sequence[Member]], number: int, rank: int) -> dict[str, Any]:
         state: dict[str, Any] = {
-            "args": self._target.args(),
+            "args": self._args(),
             "checkpoint_version": 3.0,
             "iteration": self._target.progress.iteration,
             "tokens": self._target.progress.tokens,
@@ -163,6 +199,8 @@ class _Writer:
         """By number, decayed parameters first; fp32 masters beside where the weights are half."""
         target = self._target
         groups = [g for g in divide_groups(members, self._checkpoint.tensors) if g.members]
+        if self._is_distributed:
+            return dict(settings_alone(target, groups))
         state: dict[int, Any] = {}
         param_groups = []
         for group in groups:
