@@ -33,6 +33,8 @@ class Layout:
     ulysses_size: int = 1
     sequence_parallel: bool = False
     pp_size: int = 1
+    ep_size: int = 1
+    expert_tensor_parallel: bool = True
     schedule: str | None = None
     virtual_stages: int | None = None
     partition: str = "layers"
@@ -40,6 +42,8 @@ class Layout:
     recompute_layers: int = 1
     recompute_modules: tuple[str, ...] = ()
     offload_activations: bool = False
+    offload_optimizer: str = "none"
+    offload_parameters: str = "none"
 
     @property
     def name(self) -> str:
@@ -50,10 +54,14 @@ class Layout:
             f"stages{self.virtual_stages}" * (self.virtual_stages is not None),
             self.partition.replace(",", "+") * (self.partition != "layers"),
             f"ulysses{self.ulysses_size}" * (self.ulysses_size > 1),
+            f"ep{self.ep_size}" * (self.ep_size > 1),
+            "whole" * (not self.expert_tensor_parallel),
             "sp" * self.sequence_parallel,
             f"{self.recompute}{self.recompute_layers}" * (self.recompute != "none"),
             "+".join(self.recompute_modules),
             "offload" * self.offload_activations,
+            "state-on-host" * (self.offload_optimizer != "none"),
+            "weights-on-host" * (self.offload_parameters != "none"),
             self.precision,
         ]
         return "-".join(part for part in parts if part)
@@ -66,6 +74,8 @@ class Layout:
             "pp_size",
             "zero_stage",
             "ulysses_size",
+            "ep_size",
+            "expert_tensor_parallel",
             "sequence_parallel",
             "schedule",
             "virtual_stages",
@@ -76,18 +86,28 @@ class Layout:
     @property
     def memory(self) -> dict[str, object]:
         """Fields of the [memory] table."""
-        keys = ("recompute", "recompute_layers", "recompute_modules", "offload_activations")
+        keys = (
+            "recompute",
+            "recompute_layers",
+            "recompute_modules",
+            "offload_activations",
+            "offload_optimizer",
+            "offload_parameters",
+        )
         return {key: getattr(self, key) for key in keys}
 
 
-def straight_runs(folder: Path, *, layers: int) -> dict[str, Recorder]:
-    """A run of one process in each precision, with checkpoints 3 and 6."""
+def straight_runs(folder: Path, *, layers: int, **model: object) -> dict[str, Recorder]:
+    """A run of one process in each precision, with checkpoints 3 and 6.
+
+    ``model`` replaces further fields of the [model] table, here and below.
+    """
     precisions = ("fp32", "bf16")
     configs = [
         tiny_config(
             folder / "store",
             folder / f"straight-{precision}",
-            model={"num_layers": layers},
+            model={"num_layers": layers, **model},
             train={"precision": precision},
             checkpoint={"save_interval": 3},
         )
@@ -97,13 +117,20 @@ def straight_runs(folder: Path, *, layers: int) -> dict[str, Recorder]:
 
 
 def config_on(
-    layout: Layout, folder: Path, *, run: str, load: Path, exit_step: int, layers: int
+    layout: Layout,
+    folder: Path,
+    *,
+    run: str,
+    load: Path,
+    exit_step: int,
+    layers: int,
+    **model: object,
 ) -> TrainConfig:
     """Go on from a checkpoint of another run, on this layout."""
     return tiny_config(
         folder / "store",
         folder / f"{run}-{layout.name}",
-        model={"num_layers": layers},
+        model={"num_layers": layers, **model},
         train={"precision": layout.precision, "exit_step": exit_step},
         parallel=layout.parallel,
         memory=layout.memory,
@@ -121,7 +148,9 @@ def step_of(layout: Layout, folder: Path, *, run: str, step: int) -> Path:
     return folder / f"{run}-{layout.name}" / "checkpoints" / f"step-{step}"
 
 
-def continue_on(layouts: Sequence[Layout], folder: Path, *, layers: int) -> dict[Layout, Recorder]:
+def continue_on(
+    layouts: Sequence[Layout], folder: Path, *, layers: int, **model: object
+) -> dict[Layout, Recorder]:
     """On each layout: step 3 loaded and saved again ("load"), and trained up to 6 ("go-on")."""
     found: dict[Layout, Recorder] = {}
     for ranks in sorted({layout.ranks for layout in layouts}):
@@ -134,6 +163,7 @@ def continue_on(layouts: Sequence[Layout], folder: Path, *, layers: int) -> dict
                 load=step_3(folder, layout.precision),
                 exit_step=to,
                 layers=layers,
+                **model,
             )
             for layout in own
             for run, to in (("load", 3), ("go-on", 6))

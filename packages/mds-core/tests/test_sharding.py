@@ -129,3 +129,12 @@ def test_a_range_outside_the_tensor_is_an_error() -> None:
 def test_a_shape_that_cannot_hold_the_ranges_is_an_error() -> None:
     with pytest.raises(ValueError, match="does not hold the ranges"):
         ParameterShard(name="w", global_shape=(5,), local_shape=(1,), dim=0, ranges=((0, 2),))
+
+
+def test_a_rank_is_told_whether_it_holds_all() -> None:
+    ranges = ((0, 2), (2, 4))
+    gated = ParameterShard(name="w", global_shape=(4,), local_shape=(4,), dim=0, ranges=ranges)
+    half = ParameterShard(name="w", global_shape=(4,), local_shape=(2,), dim=0, ranges=((0, 2),))
+
+    assert (gated.whole, half.whole) == (True, False)
+    assert ParameterShard(name="w", global_shape=(4,), local_shape=(4,)).whole

@@ -27,6 +27,16 @@ def test_stages_share_out_the_layers_as_the_partition_says(
     assert [len(stage.layers) for stage in stages(config)] == sizes
 
 
+def test_a_stage_without_experts_is_named_where_ranks_share_them_out(tmp_path: Path) -> None:
+    model = replace(MODEL, num_layers=4, num_experts=4, expert_interval=2)
+    parallel = ParallelConfig(pp_size=2, ep_size=2)
+    config = replace(tiny_config(tmp_path, model=model), parallel=parallel)
+
+    assert len(stages(config)) == 2
+    with pytest.raises(ValueError, match=r"but stage 0 \(layers \[0\]\) has none"):
+        stages(replace(config, parallel=replace(parallel, partition="1,3")))
+
+
 def test_settings_reach_the_model(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, train={"precision": "bf16"})
     config = replace(config, memory=MemoryConfig(recompute="full", recompute_layers=2))
@@ -46,6 +56,7 @@ def test_modules_to_recompute_and_where_activations_stay_reach_the_model(tmp_pat
 
     execution = execution_of(replace(tiny_config(tmp_path), memory=memory))
 
+    assert execution.expert_tensor_parallel
     assert execution.recompute_modules == ("norm", "mlp")
     assert execution.offload_activations
 

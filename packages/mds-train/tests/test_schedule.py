@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from engine_cases import tiny_config
 
+from mds_train.config import ScheduleConfig
+from mds_train.config.batch_growth import BatchSizes
 from mds_train.schedule import Schedule
+from mds_train.state import TrainState
 
 
 def schedule(**changes: object) -> Schedule:
@@ -139,3 +143,41 @@ def test_differences_from_a_saved_schedule_are_named() -> None:
 
     assert schedule().differences(saved) == []
     assert schedule(max_lr=5e-4).differences(saved) == ["max_lr 0.001 -> 0.0005"]
+
+
+def megatrons_rate(samples: int, *, warmup: int, decay: int, max_lr: float, min_lr: float) -> float:
+    """The cosine of Megatron's OptimizerParamScheduler, written anew from its description."""
+    if samples <= warmup:
+        return max_lr * samples / warmup
+    share = min((samples - warmup) / (decay - warmup), 1.0)
+    return min_lr + (max_lr - min_lr) * (math.cos(math.pi * share) + 1.0) / 2.0
+
+
+def test_by_samples_a_growing_batch_moves_it_as_in_megatron(tmp_path: Path) -> None:
+    config = tiny_config(
+        tmp_path,
+        train={"train_steps": 12, "global_batch_size": 8, "rampup_batch_size": (2, 2, 12)},
+        schedule={"by_samples": True, "warmup_steps": 3, "decay_steps": 12},
+    )
+    course, sizes = Schedule.from_config(config), BatchSizes.from_config(config.train)
+    warmup, decay = sizes.consumed_after(3), sizes.consumed_after(12)
+
+    consumed = 0
+    for step in range(14):
+        state = TrainState(iteration=step, consumed_samples=consumed, applied_updates=step)
+        assert course.learning_rate(course.place(state)) == pytest.approx(
+            megatrons_rate(consumed, warmup=warmup, decay=decay, max_lr=1e-2, min_lr=1e-3)
+        )
+        consumed += sizes.at(consumed)
+    by_updates = Schedule.from_config(replace(config, schedule=ScheduleConfig(warmup_steps=3)))
+    assert by_updates.place(TrainState(consumed_samples=9, applied_updates=2)) == 2
+    assert (warmup, by_updates.warmup_steps) == (2 + 2 + 4, 3)
+
+
+def test_by_samples_the_last_part_of_wsd_is_counted_in_samples(tmp_path: Path) -> None:
+    wsd = {"kind": "wsd", "wsd_decay_steps": 2, "warmup_steps": 0, "by_samples": True}
+    course = Schedule.from_config(tiny_config(tmp_path, schedule=wsd))
+
+    assert (course.decay_steps, course.wsd_decay_steps) == (6 * 8, 2 * 8)
+    assert course.learning_rate(4 * 8) == pytest.approx(course.max_lr)
+    assert course.learning_rate(6 * 8) == pytest.approx(course.min_lr)

@@ -58,6 +58,12 @@ class ParameterShard:
                 f"{self.ranges} of dimension {self.dim} of {self.global_shape}."
             )
 
+    @property
+    def whole(self) -> bool:
+        """Whether this rank holds all of it, as of a parameter that could be split and is not."""
+        held = sum(stop - start for start, stop in self.ranges)
+        return self.dim is None or held == self.global_shape[self.dim]
+
     def boxes(self) -> tuple[Box, ...]:
         """Global boxes in local order; each is contiguous in the flattened local tensor."""
         return tuple(box for box, _ in _boxes_with_start(self))

@@ -13,15 +13,18 @@ import torch
 import torch.distributed as dist
 
 from mds_core.groups import Layout, ProcessGroups
+from mds_core.models import GPT
 from mds_core.pipeline import Pipeline
 from mds_core.sharding import ParameterShard
+from mds_kernels import BackendError, check_ranks_agree
 from mds_train.batches import BatchReader, Collate, Samples
 from mds_train.config import TrainConfig
 from mds_train.config.batch_growth import BatchSizes
 from mds_train.data.building import Stores, open_stores, training_samples, validation_samples
 from mds_train.data.families import collate_of
 from mds_train.engines.interface import Engine
-from mds_train.model_building import Model, build_model, global_shapes
+from mds_train.errors import MachineError
+from mds_train.model_building import Model, build_model, global_shapes, parameter_dtype
 from mds_train.schedule import Schedule
 
 __all__ = ["Parts", "assemble", "choose_device"]
@@ -85,6 +88,8 @@ def assemble(config: TrainConfig) -> Parts:
     config.check_world(world_size)
     device = choose_device(config.train.device)
     groups = _build_groups(config, world_size=world_size)
+    if world_size > 1:
+        _check_kernels(config, device=device)
     stores = open_stores(config)
     model = build_model(config, groups, device=device)
     shards, shapes = dict(model.parameter_shards()), global_shapes(config)
@@ -117,6 +122,20 @@ def choose_device(wish: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def _check_kernels(config: TrainConfig, *, device: torch.device) -> None:
+    """Other kernels on one rank give other roundings, and weights that should be equal drift apart.
+
+    Raises:
+        MachineError: Naming the kernel and the ranks.
+    """
+    world = dist.group.WORLD
+    assert world is not None
+    try:
+        check_ranks_agree(device=device.type, dtype=parameter_dtype(config), group=world)
+    except BackendError as error:
+        raise MachineError(str(error)) from error
+
+
 def _build_groups(config: TrainConfig, *, world_size: int) -> ProcessGroups:
     if world_size == 1:
         return ProcessGroups.single()
@@ -126,6 +145,7 @@ def _build_groups(config: TrainConfig, *, world_size: int) -> ProcessGroups:
         pp_size=parallel.pp_size,
         ulysses_size=parallel.ulysses_size,
         dp_size=parallel.dp_size(world_size),
+        ep_size=parallel.ep_size,
     )
     return ProcessGroups.build(layout, timeout=timedelta(seconds=parallel.timeout_seconds))
 
@@ -154,9 +174,16 @@ def _engine(
     from mds_train.engines.deepspeed import DeepSpeedEngine
     from mds_train.engines.pipeline import PipelineEngine
 
-    split_names = frozenset(name for name, shard in shards.items() if shard.dim is not None)
-    if isinstance(model, Pipeline):
-        return PipelineEngine(
-            model, config=config, groups=groups, split_names=split_names, shapes=shapes
-        )
-    return DeepSpeedEngine(model, config=config, groups=groups, split_names=split_names)
+    split_names = frozenset(name for name, shard in shards.items() if not shard.whole)
+    experts: frozenset[str] = frozenset()
+    if groups.ep_size > 1 and isinstance(model, (GPT, Pipeline)):
+        experts = model.expert_parameters()
+    engine = PipelineEngine if isinstance(model, Pipeline) else DeepSpeedEngine
+    return engine(
+        model,  # type: ignore[arg-type]
+        config=config,
+        groups=groups,
+        split_names=split_names,
+        shapes=shapes,
+        experts=experts,
+    )

@@ -9,7 +9,7 @@ import torch
 from mds_core.groups import ProcessGroups
 from mds_train.batches import Collate, Samples, collate
 from mds_train.engines.interface import Engine
-from mds_train.step import sum_over
+from mds_train.exchange import sum_over
 
 __all__ = ["Evaluation", "evaluate", "shares"]
 

@@ -1,4 +1,4 @@
-"""Small Python objects between ranks, and failures that all ranks learn of together."""
+"""Sums and small objects between ranks, and failures that all ranks learn of together."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch.distributed as dist
+from torch import Tensor
 
-__all__ = ["attempt_on_all", "gather_from_all"]
+__all__ = ["attempt_on_all", "gather_from_all", "sum_over"]
 
 T = TypeVar("T")
+
+
+def sum_over(value: Tensor, *, group: dist.ProcessGroup | None) -> Tensor:
+    """Sum a tensor over a group; None is a group of one."""
+    if group is not None:
+        dist.all_reduce(value, group=group)
+    return value
 
 
 def gather_from_all(value: T) -> list[T]:

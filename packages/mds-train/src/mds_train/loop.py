@@ -273,8 +273,9 @@ class _Run:
             for micro in self._parts.reader.read(state.consumed_samples)
         ]
         data_seconds = time.perf_counter() - began
-        lr = self._parts.schedule.learning_rate(state.applied_updates)
-        weight_decay = self._parts.schedule.weight_decay(state.applied_updates)
+        place = self._parts.schedule.place(state)
+        lr = self._parts.schedule.learning_rate(place)
+        weight_decay = self._parts.schedule.weight_decay(place)
         outcome = train_step(
             self._parts.engine,
             batch,
@@ -320,16 +321,18 @@ class _Run:
         samples = f"{first} to {self._state.consumed_samples - 1}"
         update = outcome.update
         scale = f", loss scale {update.loss_scale:g}" if update.loss_scale != 1.0 else ""
+        why = "" if outcome.cause is None else f" {outcome.cause.sentence()}".rstrip()
         message = (
-            f"Gradients were not finite: step skipped on all ranks (samples {samples}{scale})."
+            f"Gradients were not finite: step skipped on all ranks (samples {samples}{scale}).{why}"
         )
-        self._event("skip", message, first_sample=first, loss_scale=update.loss_scale)
+        details = {} if outcome.cause is None else outcome.cause.details()
+        self._event("skip", message, first_sample=first, loss_scale=update.loss_scale, **details)
         if update.exhausted:
             self._saver.finish()
             raise TrainingDivergedError(
                 f"Step {self._state.iteration} had gradients that were not finite at the smallest "
                 f"loss scale ({update.loss_scale:g}, fp16.min_scale; samples {samples}); lower "
-                f"optimizer.lr, look at these samples, or train in bf16. The checkpoints are "
+                f"optimizer.lr, look at these samples, or train in bf16.{why} The checkpoints are "
                 f"untouched."
             )
         if update.searching:
@@ -340,7 +343,8 @@ class _Run:
             raise TrainingDivergedError(
                 f"{in_a_row} steps in a row up to step {self._state.iteration} had gradients that "
                 f"were not finite (the last samples were {samples}); lower optimizer.lr, look at "
-                f"these samples, or raise train.max_skipped_steps. The checkpoints are untouched."
+                f"these samples, or raise train.max_skipped_steps.{why} The checkpoints are "
+                f"untouched."
             )
 
     def _due(self, interval: int | None, *, at_end: bool) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -85,10 +85,29 @@ def stages(config: TrainConfig) -> tuple[Stage, ...]:
     """The layers of each pipeline stage, as parallel.partition says."""
     parallel, model = config.parallel, config.model
     if parallel.stage_sizes is not None:
-        return stages_of(parallel.stage_sizes)
-    even = [1.0] * model.num_layers
-    costs = parameter_costs(model.core()) if parallel.partition == "parameters" else even
-    return balance(costs, count=parallel.stage_count)
+        found = stages_of(parallel.stage_sizes)
+    else:
+        even = [1.0] * model.num_layers
+        costs = parameter_costs(model.core()) if parallel.partition == "parameters" else even
+        found = balance(costs, count=parallel.stage_count)
+    if parallel.ep_size > 1:
+        _check_experts_everywhere(config, found)
+    return found
+
+
+def _check_experts_everywhere(config: TrainConfig, found: Sequence[Stage]) -> None:
+    """The stages' ranks sum norms together, so each must have experts where ranks share them out.
+
+    Raises:
+        ValueError: Naming a stage that has none.
+    """
+    for stage in found:
+        if not any(config.model.experts[layer] for layer in stage.layers):
+            raise ValueError(
+                f"parallel.ep_size {config.parallel.ep_size} needs layers with experts on every "
+                f"pipeline stage, but stage {stage.index} (layers {list(stage.layers)}) has none; "
+                f"use fewer stages, another parallel.partition, or ep_size 1."
+            )
 
 
 def global_shapes(config: TrainConfig) -> dict[str, tuple[int, ...]]:
@@ -102,6 +121,7 @@ def execution_of(config: TrainConfig) -> Execution:
     memory = config.memory
     return Execution(
         sequence_parallel=config.parallel.sequence_parallel,
+        expert_tensor_parallel=config.parallel.expert_tensor_parallel,
         recompute=memory.recompute,  # type: ignore[arg-type]
         recompute_layers=memory.recompute_layers,
         recompute_modules=memory.recompute_modules,  # type: ignore[arg-type]

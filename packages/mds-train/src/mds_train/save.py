@@ -26,7 +26,7 @@ from mds_ckpt.formats.mds import write_rank_file as write_pieces
 from mds_ckpt.manifest import CheckpointManifest, FileRecord, ModelRecord
 from mds_ckpt.tensors.box import extents
 from mds_ckpt.tensors.dtype import numpy_dtype
-from mds_core.groups import group_rank, group_size
+from mds_core.groups import ProcessGroups, group_rank, group_size
 from mds_core.sharding import ParameterShard, flat_pieces
 from mds_train.assembly import Parts
 from mds_train.data.families import kind_of_samples
@@ -71,13 +71,7 @@ def take_snapshot(parts: Parts, state: TrainState, *, copied: bool) -> Snapshot:
     fragments = parts.engine.fragments()
     check_masters(fragments)
     groups = parts.groups
-    pieces = pieces_of_rank(
-        fragments,
-        parts.shards,
-        dp_rank=group_rank(groups.dp_ulysses),
-        dp_size=group_size(groups.dp_ulysses),
-        tp_rank=groups.tp_rank,
-    )
+    pieces = pieces_of_rank(fragments, parts.shards, groups=groups)
     return Snapshot(
         state=state,
         pieces=tuple(_copy(piece) for piece in pieces) if copied else tuple(pieces),
@@ -103,7 +97,7 @@ def check_masters(fragments: Sequence[Fragment]) -> None:
         RuntimeError: Naming the parameter.
     """
     for fragment in fragments:
-        rounded = fragment.master.to(fragment.weight.dtype)
+        rounded = fragment.master.to(fragment.weight)
         # NaN never equals itself, and weights that are NaN are no fault of the map.
         same = (rounded == fragment.weight) | (rounded.isnan() & fragment.weight.isnan())
         if not bool(same.all()):
@@ -117,24 +111,21 @@ def pieces_of_rank(
     fragments: Sequence[Fragment],
     shards: Mapping[str, ParameterShard],
     *,
-    dp_rank: int,
-    dp_size: int,
-    tp_rank: int,
+    groups: ProcessGroups,
 ) -> Iterator[Piece]:
     """What one rank writes, so that all ranks together write every element once.
 
     Args:
         fragments: Of the rank's engine.
         shards: The rank's part of every parameter.
-        dp_rank: Place among the ranks of data parallelism and ulysses, which hold equal weights.
-        dp_size: Number of these ranks.
-        tp_rank: Place among the tensor-parallel ranks.
+        groups: Its process groups.
     """
     for index, fragment in enumerate(fragments):
         shard = shards[fragment.name]
-        if fragment.copy or (shard.dim is None and tp_rank != 0):
+        if fragment.copy or (shard.whole and groups.tp_rank != 0):
             continue
-        if fragment.replicated and index % dp_size != dp_rank:
+        holders = groups.expert_dp_ulysses if fragment.expert else groups.dp_ulysses
+        if fragment.replicated and index % group_size(holders) != group_rank(holders):
             continue
         for state, tensor in _states(fragment).items():
             yield from _pieces(shard, fragment, state=state, tensor=tensor)

@@ -1,8 +1,9 @@
-"""Learning rate and weight decay as pure functions of the number of applied updates.
+"""Learning rate and weight decay as pure functions of applied updates, or of consumed samples.
 
 ``learning_rate(k)`` is the rate in force after ``k`` updates: update number ``k + 1`` uses it. So
 with a warm-up from 0 the first update moves nothing, as in Megatron. A skipped step applies no
-update and moves nothing here.
+update and moves nothing here. With ``by_samples`` all lengths and places are counted in samples, as
+in Megatron: then a small batch moves it less than a large one, and a skipped step as any other.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mds_train.config import TrainConfig
+from mds_train.config.batch_growth import BatchSizes
+from mds_train.state import TrainState
 
 __all__ = ["Schedule"]
 
@@ -32,25 +35,38 @@ class Schedule:
     start_weight_decay: float
     end_weight_decay: float
     weight_decay_style: str
+    by_samples: bool = False
 
     @classmethod
     def from_config(cls, config: TrainConfig) -> Schedule:
         """The schedule that the [optimizer], [schedule] and [train] tables describe."""
         schedule, decay = config.schedule, config.optimizer.weight_decay
         end = decay if schedule.end_weight_decay is None else schedule.end_weight_decay
+        last, falling = schedule.decay_steps or config.train.train_steps, schedule.wsd_decay_steps
+
+        def length(steps: int) -> int:
+            if not schedule.by_samples:
+                return steps
+            return BatchSizes.from_config(config.train).consumed_after(steps)
+
         return cls(
             kind=schedule.kind,
             max_lr=config.optimizer.lr,
             min_lr=schedule.min_lr,
-            warmup_steps=schedule.warmup_steps,
+            warmup_steps=length(schedule.warmup_steps),
             warmup_init=schedule.warmup_init,
-            decay_steps=schedule.decay_steps or config.train.train_steps,
-            wsd_decay_steps=schedule.wsd_decay_steps,
+            decay_steps=length(last),
+            wsd_decay_steps=falling and length(last) - length(last - falling),
             wsd_decay_style=schedule.wsd_decay_style,
             start_weight_decay=decay,
             end_weight_decay=end,
             weight_decay_style=schedule.weight_decay_style,
+            by_samples=schedule.by_samples,
         )
+
+    def place(self, state: TrainState) -> int:
+        """Where a run stands on it."""
+        return state.consumed_samples if self.by_samples else state.applied_updates
 
     def learning_rate(self, updates: int) -> float:
         """Rate after this many applied updates."""

@@ -19,6 +19,7 @@ from mds_train.config.loading import (
 )
 from mds_train.config.megatron_flags import resolve_old_flags
 from mds_train.config.overrides import read_overrides
+from mds_train.engines.own_json import check_own_json
 from mds_train.errors import InputError
 from mds_train.launch import Environment, distributed
 from mds_train.log import FILE_ONLY, logging_to
@@ -54,6 +55,7 @@ _PATHS = (
     "checkpoint.backup",
     "checkpoint.backup_identity",
     "data.identity",
+    "engine.deepspeed_config",
     "train.run_dir",
     "train.kill_switch_file",
 )
@@ -159,6 +161,7 @@ def checked_config(settings: Settings, *, world_size: int) -> TrainConfig:
     try:
         config = build(settings)
         config.check_world(world_size)
+        check_own_json(config, world_size=world_size)
     except ValueError as error:
         raise InputError(str(error)) from error
     return config

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
 
 from mds_core.groups import ProcessGroups
 from mds_train.batches import ModelInput
 from mds_train.engines.interface import Engine, Update
+from mds_train.exchange import sum_over
+from mds_train.skipped_step import SkipCause, find_cause
 
-__all__ = ["StepOutcome", "sum_over", "train_step"]
+__all__ = ["StepOutcome", "train_step"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +27,9 @@ class StepOutcome:
     """The terms of the loss by name; none where there is but one."""
 
     update: Update
+
+    cause: SkipCause | None = None
+    """Why the step was skipped, if it was."""
 
 
 def train_step(
@@ -59,13 +62,11 @@ def train_step(
     total = engine.accumulate(batch, weights=[replicas / count for count in counted.tolist()])
     mark("update")
     update = engine.step(lr=lr, weight_decay=weight_decay)
+    cause = None
+    if not update.applied:
+        cause = find_cause(update.broken, batch=batch, total=total)
     mark("sum of the loss")
     terms = sum_over(total, group=groups.dp) / counted
-    return StepOutcome(loss=terms.sum().item(), terms=batch[0].named(terms), update=update)
-
-
-def sum_over(value: Tensor, *, group: dist.ProcessGroup | None) -> Tensor:
-    """Sum a tensor over a group; None is a group of one."""
-    if group is not None:
-        dist.all_reduce(value, group=group)
-    return value
+    return StepOutcome(
+        loss=terms.sum().item(), terms=batch[0].named(terms), update=update, cause=cause
+    )

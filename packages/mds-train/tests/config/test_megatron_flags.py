@@ -49,6 +49,26 @@ SETS = {
     "--openai-gelu": {"model.activation": "gelu_tanh"},
     "--apply-layernorm-1p": {"model.zero_centered_norm": True},
     "--apply-layernorm-1p-bias": {"model.zero_centered_norm": True},
+    "--num-experts 8": {"model.num_experts": 8},
+    "--num-experts 1": {"model.num_experts": None},
+    "--num-experts 2 2 2 2 2 2 4 4 4 4 4 4 2 2 2 2 2 2 2 2 2 2 2 16": {
+        "model.num_experts": None,
+        "model.layer_experts": (2,) * 6 + (4,) * 6 + (2,) * 11 + (16,),
+    },
+    "--moe-expert-parallel-size 2": {"parallel.ep_size": 2},
+    "--expert-interval 2": {"model.expert_interval": 2},
+    "--topk 2": {"model.moe_topk": 2},
+    "--mlp-type residual": {"model.moe_residual": True},
+    "--mlp-type standard": {"model.moe_residual": False},
+    "--moe-loss-coeff 0.1": {"model.moe_loss_coeff": 0.1},
+    "--moe-train-capacity-factor 1.25": {"model.moe_capacity_factor": 1.25},
+    "--moe-eval-capacity-factor 2": {"model.moe_eval_capacity_factor": 2.0},
+    "--moe-min-capacity 8": {"model.moe_min_capacity": 8},
+    "--disable-moe-token-dropping": {
+        "model.moe_capacity_factor": None,
+        "model.moe_eval_capacity_factor": None,
+    },
+    "--enable-expert-tensor-parallelism": {"parallel.expert_tensor_parallel": True},
     "--legacy-vocab-softmax": {"model.legacy_vocab_softmax": True},
     "--micro-batch-size 4": {"train.micro_batch_size": 4},
     "--batch-size 4": {"train.micro_batch_size": 4},
@@ -89,6 +109,7 @@ SETS = {
     "--lr-warmup-samples 320": {"schedule.warmup_steps": 10},
     "--lr-warmup-samples 0": {"schedule.warmup_steps": 0},
     "--lr-decay-samples 3200": {"schedule.decay_steps": 100},
+    "--legacy-lr-by-samples": {"schedule.by_samples": True},
     "--override-opt_param-scheduler": {"schedule.override": True},
     "--tensor-model-parallel-size 2": {"parallel.tp_size": 2},
     "--model-parallel-size 2": {"parallel.tp_size": 2},
@@ -101,6 +122,13 @@ SETS = {
     "--ds-sequence-parallel-size 2": {"parallel.ulysses_size": 2},
     "--sequence-parallel": {"parallel.sequence_parallel": True},
     "--checkpoint-activations": {"memory.recompute": "full"},
+    "--cpu-optimizer": {
+        "memory.offload_optimizer": "cpu",
+        "optimizer.implementation": "deepspeed-cpu",
+    },
+    "--cpu-torch-adam": {"optimizer.implementation": "torch"},
+    "--remote-device cpu": {"memory.offload_parameters": "cpu"},
+    "--deepspeed-config ds.json": {"engine.deepspeed_config": "ds.json"},
     "--checkpoint-in-cpu": {"memory.offload_activations": True},
     "--recompute-activations": {"memory.recompute": "selective"},
     "--recompute-granularity full": {"memory.recompute": "full"},
@@ -250,6 +278,8 @@ def test_no_name_stands_twice_and_underscores_are_dashes() -> None:
         ("--data-path 0.5 a 0.5", "one path is missing"),
         ("--rampup-batch-size 8 8", "takes three whole numbers"),
         ("--eval-iters many", "must be a number"),
+        ("--mlp-type moe", "must be standard or residual"),
+        ("--num-experts", "must be a number"),
         ("--pp-partition-method type:embed", "only uniform, type:transformer, parameters are"),
     ],
 )
@@ -270,6 +300,17 @@ def test_virtual_stages_that_do_not_share_out_the_layers_are_refused(layers: str
     old, _ = take_old_flags(["--num-layers-per-virtual-pipeline-stage", layers])
 
     with pytest.raises(UsageError, match="do not divide model"):
+        resolve_old_flags(old, settings=GIVEN)
+
+
+def test_experts_of_every_second_layer_are_named_one_by_one() -> None:
+    typed = "--num-experts 2 4 --num-layers 4 --expert-interval 2"
+    old, _ = take_old_flags(typed.split())
+
+    merged = resolve_old_flags(old, settings=old.settings)
+
+    assert merged["model.layer_experts"].value == (0, 2, 0, 4)
+    with pytest.raises(UsageError, match=r"names 2 layers, but with model\.expert_interval 1"):
         resolve_old_flags(old, settings=GIVEN)
 
 

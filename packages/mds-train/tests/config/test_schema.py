@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +48,7 @@ def test_the_core_configuration_is_the_table_without_the_family() -> None:
         (ScheduleConfig, {"kind": "steps"}, "constant, linear, cosine"),
         (ScheduleConfig, {"kind": "wsd"}, "needs schedule.wsd_decay_steps"),
         (ParallelConfig, {"zero_stage": 4}, "must be 0, 1, 2 or 3"),
+        (ParallelConfig, {"zero_stage": 3, "ep_size": 2}, "use zero_stage 0 to 2, or ep_size 1"),
         (ParallelConfig, {"schedule": "2f2b"}, "must be one of gpipe, 1f1b, interleaved-1f1b"),
         (ParallelConfig, {"schedule": "zb-v", "virtual_stages": 3}, 'schedule "zb-v" puts 2 on'),
         (ParallelConfig, {"schedule": "1f1b", "virtual_stages": 2}, 'schedule "1f1b" puts 1 on'),
@@ -64,6 +65,16 @@ def test_the_core_configuration_is_the_table_without_the_family() -> None:
             MemoryConfig,
             {"recompute": "modules", "recompute_modules": ("head",)},
             "must be one of core_attention, attention, norm",
+        ),
+        (MemoryConfig, {"offload_optimizer": "nvme"}, "from which no checkpoint can be written"),
+        (MemoryConfig, {"offload_parameters": "disk"}, "must be one of none, cpu"),
+        (MemoryConfig, {"offload_ratio": 1.5}, "must be above 0 and at most 1"),
+        (MemoryConfig, {"offload_ratio": 0.5}, "but nothing is moved"),
+        (OptimizerConfig, {"implementation": "apex"}, "must be one of torch, deepspeed-cpu"),
+        (
+            OptimizerConfig,
+            {"name": "lion", "implementation": "deepspeed-cpu"},
+            'steps adamw, but optimizer.name is "lion"',
         ),
         (MemoryConfig, {"recompute_layers": 2}, 'memory.recompute is "none"; only "full"'),
         (CheckpointConfig, {"load_weights_only": True}, "checkpoint.load names no checkpoint"),
@@ -102,6 +113,23 @@ def test_zero_runs_at_every_stage_and_its_conflict_with_a_pipeline_says_what_to_
         ({"data": {"seq_length": 17}}, "longer than model.max_position_embeddings 16"),
         ({"schedule": {"min_lr": 1.0}}, "schedule.min_lr 1.0 is above optimizer.lr"),
         ({"schedule": {"warmup_steps": 6}}, "leaves nothing of the 6 updates"),
+        ({"parallel": {"ep_size": 2}}, "parallel.ep_size.* the model has no experts to share out"),
+        (
+            {"memory": {"offload_optimizer": "cpu"}, "parallel": {"zero_stage": 0}},
+            "use zero_stage 1 to 3",
+        ),
+        (
+            {"memory": {"offload_optimizer": "cpu"}, "parallel": {"pp_size": 2}},
+            "does not go together with parallel.pp_size 2",
+        ),
+        ({"memory": {"offload_parameters": "cpu"}}, "only zero_stage 3 can do that"),
+        (
+            {
+                "memory": {"offload_optimizer": "cpu", "offload_ratio": 0.5},
+                "parallel": {"zero_stage": 3},
+            },
+            'needs optimizer.implementation "deepspeed-cpu"',
+        ),
         ({"parallel": {"tp_size": 3}}, "does not divide model.num_attention_heads 4"),
         (
             {"parallel": {"tp_size": 2, "ulysses_size": 4}},
@@ -122,6 +150,14 @@ def test_tables_that_contradict_each_other_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         tiny_config(tmp_path, **changes)
+
+
+def test_ranks_that_share_out_experts_must_be_data_parallel(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, model=replace(MODEL, num_experts=4), parallel={"ep_size": 2})
+
+    config.check_world(2)
+    with pytest.raises(ValueError, match="ep_size 2 does not divide the 1 data-parallel rank of 1"):
+        config.check_world(1)
 
 
 def test_the_schedules_are_those_of_the_pipeline() -> None:

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from engine_cases import tiny_config
+from engine_cases import MODEL, tiny_config
 
 from mds_train.engines.deepspeed_config import deepspeed_config
 
@@ -59,3 +60,31 @@ def test_ranks_that_share_sequences_count_as_replicas(tmp_path: Path) -> None:
 
     assert derived["train_batch_size"] == 16
     assert derived["gradient_accumulation_steps"] == 2
+
+
+def test_experts_are_summed_in_one_buffer(tmp_path: Path) -> None:
+    model = replace(MODEL, num_experts=4)
+    config = tiny_config(tmp_path, model=model, parallel={"ep_size": 2})
+
+    zero = deepspeed_config(config, dp_size=2, replicas=2, on_cpu=True)["zero_optimization"]
+
+    assert zero["contiguous_gradients"] is True
+
+
+def test_what_is_kept_on_the_host_is_deepspeeds_own_settings(tmp_path: Path) -> None:
+    """DeepSpeed's own class reads them, so that a key it does not know would be refused."""
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    offload = {"offload_optimizer": "cpu", "offload_ratio": 0.5, "offload_parameters": "cpu"}
+    config = tiny_config(
+        tmp_path,
+        parallel={"zero_stage": 3},
+        memory=offload,
+        optimizer={"implementation": "deepspeed-cpu"},
+    )
+
+    zero = deepspeed_config(config, dp_size=1, replicas=1, on_cpu=False)["zero_optimization"]
+
+    read = DeepSpeedZeroConfig(**zero)
+    assert read.offload_optimizer.device == read.offload_param.device == "cpu"
+    assert (read.offload_optimizer.ratio, read.offload_optimizer.pin_memory) == (0.5, True)

@@ -88,11 +88,35 @@ def test_deepspeeds_json_counts_and_contradictions_are_said(tmp_path: Path) -> N
     assert (found["data.curriculum_steps"], found["data.curriculum_root"]) == (10, 2)
     assert "parallel.zero_stage: --zero-stage says 1, DeepSpeed's" in " ".join(imported.remarks)
     left_out = " ".join(imported.left_out)
-    assert "zero_optimization.offload_optimizer" in left_out
+    assert found["memory.offload_optimizer"] == "cpu"
     assert "elasticity" in left_out
     assert "my_key" in left_out
     assert "data_efficiency" not in left_out
     assert any("steps_per_print does nothing here" in sentence for sentence in imported.idle)
+
+
+@pytest.mark.parametrize(
+    ("zero", "settings", "said"),
+    [
+        ({"offload_param": {"device": "cpu"}}, {"memory.offload_parameters": "cpu"}, ""),
+        (
+            {"offload_optimizer": {"device": "cpu", "ratio": 0.4, "buffer_count": 4}},
+            {"memory.offload_optimizer": "cpu", "memory.offload_ratio": 0.4},
+            "zero_optimization.offload_optimizer: buffer_count do nothing here",
+        ),
+        ({"cpu_offload": True}, {"memory.offload_optimizer": "cpu"}, ""),
+        ({"offload_param": {"device": "nvme"}}, {}, "no checkpoint could be written from there"),
+        ({"offload_param": "cpu"}, {}, "is no object"),
+    ],
+)
+def test_what_deepspeed_offloads_is_carried_or_said(
+    zero: dict[str, Any], settings: dict[str, Any], said: str
+) -> None:
+    findings = read_deepspeed_json({"gradient_clipping": 1.0, "zero_optimization": zero})
+
+    del findings.settings["train.gradient_clipping"]
+    assert findings.settings == settings
+    assert said in " ".join(findings.idle + findings.left_out)
 
 
 def test_a_json_without_clipping_clips_nothing() -> None:

@@ -32,6 +32,16 @@ def test_matrices_are_decayed_and_biases_and_norms_are_not() -> None:
     ]
 
 
+def test_experts_that_ranks_share_out_have_groups_of_their_own() -> None:
+    groups = parameter_groups(parameters(), weight_decay=0.1, experts={"mlp.weight", "mlp.bias"})
+
+    assert [(g["kind"], g["expert"], g["names"], g["weight_decay"]) for g in groups] == [
+        (UNDECAYED, False, ["norm.weight"], 0.0),
+        (DECAYED, True, ["mlp.weight"], 0.1),
+        (UNDECAYED, True, ["mlp.bias"], 0.0),
+    ]
+
+
 def test_a_group_without_parameters_is_left_out() -> None:
     assert [g["name"] for g in parameter_groups(parameters()[:1], weight_decay=0.1)] == [DECAYED]
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from shell_cases import tiny_config
 
+from mds_core import ProcessGroups
+from mds_core.models import GPT
 from mds_train.config import MemoryConfig, ParallelConfig
 from mds_train.plan.memory import plan_memory
 
@@ -30,6 +32,34 @@ def test_zero_divides_what_it_says_by_the_replicas(
     assert memory.total == (
         memory.weights + memory.gradients + memory.optimizer + memory.activations + memory.head
     )
+
+
+def test_what_lies_in_the_hosts_memory_is_not_counted() -> None:
+    config = replace(tiny_config(Path("run")), parallel=ParallelConfig(zero_stage=3))
+    config = replace(config, optimizer=replace(config.optimizer, implementation="deepspeed-cpu"))
+    offload = MemoryConfig(offload_optimizer="cpu", offload_ratio=0.75, offload_parameters="cpu")
+
+    whole = plan_memory(config, world_size=2)
+    part = plan_memory(replace(config, memory=offload), world_size=2)
+
+    assert (part.weights, part.gradients) == (0, whole.gradients)
+    assert part.optimizer == pytest.approx(whole.optimizer / 4, abs=1)
+
+
+def test_ranks_that_share_out_experts_hold_a_part_of_them() -> None:
+    config = tiny_config(Path("run"))
+    config = replace(config, model=replace(config.model, num_experts=4, moe_topk=2))
+    shared = replace(config, parallel=ParallelConfig(ep_size=2, zero_stage=1))
+    whole = GPT(config.model.core(), ProcessGroups.single(), device="meta")
+    named, experts = dict(whole.named_parameters()), whole.expert_parameters()
+    half = sum(named[name].numel() for name in experts) // 2
+
+    memory = plan_memory(shared, world_size=2)
+
+    assert half > 10_000
+    assert memory.weights == pytest.approx(4 * (config.model.num_params() - half), abs=16)
+    # ZeRO cuts what both ranks hold; the experts of a rank are held by nobody else.
+    assert memory.optimizer == pytest.approx(12 / 2 * config.model.num_params(), abs=64)
 
 
 def test_tensor_parallel_halves_the_model() -> None:

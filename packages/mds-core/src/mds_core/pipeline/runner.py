@@ -28,6 +28,7 @@ from mds_core.sharding import ParameterShard
 __all__ = ["Pipeline", "PipelineLoss"]
 
 _TIED = "embedding.word_embeddings.weight"
+_SHAPES_KEPT = 4
 
 
 class PipelineLoss(NamedTuple):
@@ -105,7 +106,7 @@ class Pipeline(nn.Module):
             for parameter in self.models.parameters():
                 parameter.grad_dtype = grad_dtype
         self._parts = [_Part(model, splits=self.schedule.splits) for model in self._gpts]
-        self._runs: dict[tuple[int, int], Any] = {}
+        self._runs: dict[tuple[int, int, int], Any] = {}
 
     def canonical_parameters(self) -> dict[str, nn.Parameter]:
         """This rank's parameters by canonical name."""
@@ -134,6 +135,7 @@ class Pipeline(nn.Module):
         position_ids: Tensor | None = None,
         samples: Tensor | None = None,
         cumulative_lengths: Tensor | None = None,
+        micro_batches: int | None = None,
         scale: float | Tensor = 1.0,
     ) -> PipelineLoss:
         """Run forward and backward of one batch; every rank calls it with the whole batch.
@@ -148,13 +150,14 @@ class Pipeline(nn.Module):
             position_ids: [m b, s] int64; counted from 0 if None.
             samples: [m b] numbers of the samples, needed if the model has dropout.
             cumulative_lengths: [documents + 1] bounds of the documents in the flattened batch.
+            micro_batches: Parts of this batch; those given when the pipeline was built if None.
             scale: Factor of the loss in the backward pass.
         """
         batch = _batch(tokens, labels, loss_mask, position_ids, samples, cumulative_lengths)
         for part in self._parts:
             part.begin(scale)
         before = self._set_tied_gradient(None)
-        self._train(tokens, batch)
+        self._train(tokens, batch, count=micro_batches or self.micro_batches)
         self._sum_tied_gradients()
         tied = self._tied()
         if before is not None and tied is not None and tied.grad is not None:
@@ -188,12 +191,14 @@ class Pipeline(nn.Module):
         )
         return self._collect(tokens)
 
-    def _train(self, tokens: Tensor, batch: dict[str, Tensor]) -> None:
+    def _train(self, tokens: Tensor, batch: dict[str, Tensor], *, count: int) -> None:
         first, last = (any(getattr(m.stage, end) for m in self._gpts) for end in ("first", "last"))
         # The loss is part of the last stage's forward; the target only makes torch ask for it.
         target = {"target": batch["labels"]} if last else {}
         arguments = (tokens,) if first else ()
-        self._schedule_for(tokens).step(*arguments, **target, return_outputs=False, **batch)
+        self._schedule_for(tokens, count=count).step(
+            *arguments, **target, return_outputs=False, **batch
+        )
 
     def _hidden(self, tokens: Tensor) -> Tensor:
         """Room for a rank's share of the hidden states [b, s, h] of tokens [b, s]."""
@@ -201,17 +206,21 @@ class Pipeline(nn.Module):
         shape = (tokens.size(0), positions, self.config.hidden_size)
         return torch.empty(shape, dtype=self.dtype, device=tokens.device)
 
-    def _schedule_for(self, tokens: Tensor) -> Any:
+    def _schedule_for(self, tokens: Tensor, *, count: int) -> Any:
         """The schedule for batches of this shape; each shape has its own buffers.
 
         torch fixes buffers at the first step, and another length would be sent into them silently.
+        Where lengths or numbers grow, buffers of the earlier ones are let go.
         """
-        key = (_rows(tokens, count=self.micro_batches), tokens.size(1))
+        key = (_rows(tokens, count=count), tokens.size(1), count)
         if key not in self._runs:
+            self.schedule.check_micro_batches(count, pp_size=self.groups.pp_size)
+            while len(self._runs) >= _SHAPES_KEPT:
+                del self._runs[next(iter(self._runs))]
             stages = [self._torch_stage(part, tokens[: key[0]]) for part in self._parts]
             self._runs[key] = self.schedule.torch_class(
                 stages if self.schedule.name not in ("gpipe", "1f1b") else stages[0],
-                self.micro_batches,
+                count,
                 loss_fn=self._scaled_loss,
                 # The 1 / m is in scale: torch would divide a table shared by two stages twice.
                 scale_grads=False,

@@ -2,6 +2,7 @@
 
 from mds_train.config.checkpoint import CheckpointConfig
 from mds_train.config.data import DataConfig
+from mds_train.config.engine import EngineConfig
 from mds_train.config.fp16 import Fp16Config
 from mds_train.config.memory import MemoryConfig
 from mds_train.config.model import ModelConfig
@@ -14,6 +15,7 @@ from mds_train.config.watch import WatchConfig
 __all__ = [
     "CheckpointConfig",
     "DataConfig",
+    "EngineConfig",
     "Fp16Config",
     "LoopConfig",
     "MemoryConfig",

@@ -6,7 +6,13 @@ from mds_train.config.data import DataConfig
 from mds_train.config.model import ModelConfig
 from mds_train.config.parallel import ParallelConfig
 
-__all__ = ["check_micro_batches", "check_sequence_shares", "check_stages", "check_whole_heads"]
+__all__ = [
+    "check_expert_shares",
+    "check_micro_batches",
+    "check_sequence_shares",
+    "check_stages",
+    "check_whole_heads",
+]
 
 
 def check_whole_heads(model: ModelConfig, parallel: ParallelConfig) -> None:
@@ -46,6 +52,19 @@ def check_sequence_shares(data: DataConfig, parallel: ParallelConfig) -> None:
             f"data.seq_length {data.seq_length} is not a multiple of {names}: the ranks that share "
             f"a sequence hold equal parts of it. Change one of them."
         )
+
+
+def check_expert_shares(model: ModelConfig, parallel: ParallelConfig) -> None:
+    """Ranks that share out experts take equally many, and tensor-parallel ranks cut them evenly.
+
+    Raises:
+        ValueError: If they do not divide.
+    """
+    split = parallel.tp_size if parallel.expert_tensor_parallel else 1
+    try:
+        model.check_expert_parallel(parallel.ep_size, tp_size=split)
+    except ValueError as error:
+        raise ValueError(f"parallel.ep_size, parallel.tp_size: {error}") from error
 
 
 def check_stages(model: ModelConfig, parallel: ParallelConfig) -> None:

@@ -42,8 +42,8 @@ class OldSettings:
     """What Megatron's flags of one command line set."""
 
     settings: Settings
-    deferred: tuple[tuple[str, Derived, float], ...] = ()
-    """Flags whose field depends on other settings: name as typed, flag, number."""
+    deferred: tuple[tuple[str, Derived, Any], ...] = ()
+    """Flags whose field depends on other settings: name as typed, flag, number or numbers."""
 
 
 def is_old_flag(argument: str) -> bool:
@@ -60,7 +60,7 @@ def take_old_flags(arguments: Sequence[str]) -> tuple[OldSettings, list[str]]:
         UsageError: If a flag is refused, lacks its value, or has one of the wrong type.
     """
     settings: dict[str, Setting] = {}
-    deferred: list[tuple[str, Derived, float]] = []
+    deferred: list[tuple[str, Derived, Any]] = []
     rest: list[str] = []
     for outcome in read_flags(arguments):
         if outcome.error is not None:
@@ -80,7 +80,7 @@ class Outcome:
     typed: str
     values: tuple[str, ...] = ()
     settings: Settings = dataclasses.field(default_factory=dict)
-    deferred: tuple[tuple[str, Derived, float], ...] = ()
+    deferred: tuple[tuple[str, Derived, Any], ...] = ()
     remark: str = ""
     """A sentence: it does nothing here, or means something a little different."""
     is_idle: bool = False
@@ -120,7 +120,9 @@ def resolve_old_flags(old: OldSettings, *, settings: Settings) -> Settings:
         value = flag.compute(number, *needed)
         if flag.smallest and flag.key in found:
             value = min(value, found[flag.key].value)
-        found[flag.key] = Setting(value=value, origin=f"command line {typed.partition('=')[0]}")
+        fields = value if isinstance(value, Mapping) else {flag.key: value}
+        origin = f"command line {typed.partition('=')[0]}"
+        found |= {key: Setting(value=each, origin=origin) for key, each in fields.items()}
         merged |= found
     return merged
 
@@ -156,7 +158,8 @@ def _outcome(flag: OldFlag, *, typed: str, values: Sequence[str]) -> Outcome:
             _expect(typed, values, count=0)
             fields = dict(flag.values)
         case Derived():
-            deferred = ((typed, flag, _number(typed, values)),)
+            given_numbers = _numbers(typed, values) if flag.several else _number(typed, values)
+            deferred = ((typed, flag, given_numbers),)
             return Outcome(typed=typed, values=given, deferred=deferred)
         case Value():
             fields = _one(flag, typed=typed, values=values)
@@ -218,6 +221,12 @@ def _number(typed: str, values: Sequence[str]) -> float:
         return float(values[0])
     except ValueError as error:
         raise UsageError(f"{typed} is {values[0]!r}, but it must be a number.") from error
+
+
+def _numbers(typed: str, values: Sequence[str]) -> tuple[float, ...]:
+    """Numbers that follow each other, in one quoted word or in several."""
+    words = [part for value in values for part in value.split()]
+    return tuple(_number(typed, [word]) for word in words or [""])
 
 
 def _expect(typed: str, values: Sequence[str], *, count: int) -> None:

@@ -39,13 +39,16 @@ class Switch(OldFlag):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Derived(OldFlag):
-    """Takes one value that is meaningful only together with other settings."""
+    """Takes numbers that are meaningful only together with other settings."""
 
     key: str
     needs: tuple[str, ...]
     """Keys; "a|b" is the first of the two that is set, "a?" is None where it is not set."""
     compute: Callable[..., Any]
-    """Called with the number and the needed settings' values."""
+    """Called with the number and the needed settings' values; gives the field's value, or the
+    values of several fields by name."""
+    several: bool = False
+    """It takes one number or more; `compute` gets a tuple of them."""
     smallest: bool = False
     """Of several flags that set the field, the smallest value counts, not the last."""
 

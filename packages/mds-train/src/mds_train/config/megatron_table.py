@@ -147,6 +147,30 @@ def _partition(text: str) -> str:
     return methods[text.lower()]
 
 
+def _experts(
+    counts: Sequence[float], num_layers: int, interval: int | None
+) -> Mapping[str, int | tuple[int, ...] | None]:
+    """Experts of all expert layers, or of each; 1 is an MLP for all tokens."""
+    numbers, step = [int(count) for count in counts], interval or 1
+    if len(numbers) == 1:
+        return {"model.num_experts": None if numbers == [1] else numbers[0]}
+    if len(numbers) != num_layers // step:
+        raise UsageError(
+            f"--num-experts names {len(numbers)} layers, but with model.expert_interval {step} "
+            f"(--expert-interval) {num_layers // step} of {num_layers} layers have experts; give "
+            f"one number for all of them, or one for each."
+        )
+    layers = (0 if (layer + 1) % step else numbers[layer // step] for layer in range(num_layers))
+    return {"model.num_experts": None, "model.layer_experts": tuple(layers)}
+
+
+def _residual(text: str) -> str:
+    values = {"standard": "false", "residual": "true"}
+    if text not in values:
+        raise UsageError(f"--mlp-type is {text!r}, but it must be standard or residual.")
+    return values[text]
+
+
 _BATCH = ("train.global_batch_size", "train.rampup_batch_size?")
 _TOKENS = (*_BATCH, "data.seq_length")
 
@@ -190,6 +214,41 @@ _MODEL: tuple[OldFlag, ...] = (
         names=("--apply-layernorm-1p", "--apply-layernorm-1p-bias"),
         values={"model.zero_centered_norm": True},
     ),
+)
+
+_EXPERTS: tuple[OldFlag, ...] = (
+    Derived(
+        names=("--num-experts",),
+        key="model.num_experts",
+        needs=("model.num_layers", "model.expert_interval?"),
+        compute=_experts,
+        several=True,
+    ),
+    Value(names=("--moe-expert-parallel-size",), key="parallel.ep_size"),
+    Value(names=("--expert-interval",), key="model.expert_interval"),
+    Value(names=("--topk",), key="model.moe_topk"),
+    Value(names=("--mlp-type",), key="model.moe_residual", convert=_residual),
+    Value(names=("--moe-loss-coeff",), key="model.moe_loss_coeff"),
+    Value(names=("--moe-train-capacity-factor",), key="model.moe_capacity_factor"),
+    Value(names=("--moe-eval-capacity-factor",), key="model.moe_eval_capacity_factor"),
+    Value(names=("--moe-min-capacity",), key="model.moe_min_capacity"),
+    Switch(
+        names=("--disable-moe-token-dropping",),
+        values={"model.moe_capacity_factor": None, "model.moe_eval_capacity_factor": None},
+    ),
+    Switch(
+        names=("--enable-expert-tensor-parallelism",),
+        values={"parallel.expert_tensor_parallel": True},
+    ),
+    Ignored(
+        names=("--create-moe-param-group",),
+        reason="experts that ranks share out always have groups of their own",
+    ),
+    Ignored(
+        names=("--disable-moe-top2-2nd-expert-sampling",),
+        reason="a token's second expert is always the next probable one",
+    ),
+    Ignored(names=("--use-tutel",), reason="tokens are sent to their experts by the model itself"),
 )
 
 _LEGACY: tuple[OldFlag, ...] = (
@@ -271,6 +330,7 @@ _OPTIMIZER: tuple[OldFlag, ...] = (
     Derived(
         names=("--lr-decay-samples",), key="schedule.decay_steps", needs=_BATCH, compute=_steps
     ),
+    Switch(names=("--legacy-lr-by-samples",), values={"schedule.by_samples": True}),
     Switch(names=("--override-opt_param-scheduler",), values={"schedule.override": True}),
     Ignored(
         names=("--use-checkpoint-opt_param-scheduler",),
@@ -302,10 +362,14 @@ _OPTIMIZER: tuple[OldFlag, ...] = (
         names=("--use-bnb-optimizer",),
         instead="leave it out: the optimizer's state is kept in fp32",
     ),
-    Refused(
-        names=("--cpu-optimizer", "--cpu-torch-adam"),
-        instead="offloading the optimizer is not supported yet; leave it out",
+    Switch(
+        names=("--cpu-optimizer",),
+        values={
+            "memory.offload_optimizer": "cpu",
+            "optimizer.implementation": "deepspeed-cpu",
+        },
     ),
+    Switch(names=("--cpu-torch-adam",), values={"optimizer.implementation": "torch"}),
 )
 
 _PARALLEL: tuple[OldFlag, ...] = (
@@ -324,12 +388,9 @@ _PARALLEL: tuple[OldFlag, ...] = (
     Switch(names=("--use-distributed-optimizer",), values={"parallel.zero_stage": 1}),
     Ignored(names=("--no-pipeline-parallel",), reason="ZeRO 2 and 3 go with pp_size 1 as they are"),
     Ignored(names=("--deepspeed",), reason="the engine is always DeepSpeed's"),
-    Refused(
+    Value(
         names=("--deepspeed-config",),
-        instead=(
-            "the engine's JSON is derived from the settings; `mds-train config import SCRIPT "
-            "--deepspeed-config FILE` turns yours into settings"
-        ),
+        key="engine.deepspeed_config",
     ),
     Ignored(
         names=("--distributed-backend",), takes_value=True, reason="nccl on GPUs, gloo on CPUs"
@@ -374,10 +435,6 @@ _PARALLEL: tuple[OldFlag, ...] = (
         names=("--standalone-embedding-stage",),
         instead='the first stage embeds; --parallel.partition "1,4,4,3" gives it fewer layers',
     ),
-    Refused(
-        names=("--num-experts", "--moe-expert-parallel-size"),
-        instead="experts (MoE) are not supported yet",
-    ),
 )
 
 _MEMORY: tuple[OldFlag, ...] = (
@@ -410,6 +467,7 @@ _MEMORY: tuple[OldFlag, ...] = (
         ),
         instead="--parallel.sequence-parallel splits what is kept over the tensor-parallel ranks",
     ),
+    Value(names=("--remote-device",), key="memory.offload_parameters"),
     Switch(names=("--checkpoint-in-cpu",), values={"memory.offload_activations": True}),
     Ignored(
         names=(
@@ -592,6 +650,7 @@ _WATCH: tuple[OldFlag, ...] = (
 
 OLD_FLAGS: tuple[OldFlag, ...] = (
     *_MODEL,
+    *_EXPERTS,
     *_LEGACY,
     *_LENGTH,
     *_OPTIMIZER,

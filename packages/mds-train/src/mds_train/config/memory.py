@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from mds_train.config.checks import require_choice, require_positive
 
-__all__ = ["RECOMPUTE", "RECOMPUTE_MODULES", "MemoryConfig"]
+__all__ = ["OFFLOAD", "RECOMPUTE", "RECOMPUTE_MODULES", "MemoryConfig"]
 
 RECOMPUTE = ("none", "selective", "full", "modules")
+OFFLOAD = ("none", "cpu")
 RECOMPUTE_MODULES = ("core_attention", "attention", "norm", "activation", "mlp")
 
 
@@ -29,6 +30,16 @@ class MemoryConfig:
     offload_activations: bool = False
     """Keep what the backward pass needs of the layers in the host's memory."""
 
+    offload_optimizer: str = "none"
+    """Where master weights and moments lie and are updated: "none" (with the model), or "cpu" with
+    parallel.zero_stage 1 to 3 (ZeRO-Offload)."""
+
+    offload_ratio: float = 1.0
+    """Share of them that goes there; below 1 with zero_stage 3 and DeepSpeed's CPU Adam only."""
+
+    offload_parameters: str = "none"
+    """Where the weights lie that no layer works with: "none", or "cpu" with zero_stage 3."""
+
     def __post_init__(self) -> None:
         require_choice("memory.recompute", self.recompute, choices=RECOMPUTE)
         for module in self.recompute_modules:
@@ -44,9 +55,30 @@ class MemoryConfig:
                     f"memory.recompute_modules has {whole} and {part}, which is a part of it; "
                     f"leave one of the two out."
                 )
+        self._check_offload()
         require_positive("memory.recompute_layers", self.recompute_layers)
         if self.recompute_layers > 1 and self.recompute != "full":
             raise ValueError(
                 f"memory.recompute_layers is {self.recompute_layers}, but memory.recompute is "
                 f'"{self.recompute}"; only "full" recomputes blocks of layers.'
+            )
+
+    def _check_offload(self) -> None:
+        for key in ("offload_optimizer", "offload_parameters"):
+            value = getattr(self, key)
+            if value == "nvme":
+                raise ValueError(
+                    f'memory.{key} is "nvme", but what DeepSpeed moves there lies in files of its '
+                    f'own, from which no checkpoint can be written; use "cpu".'
+                )
+            require_choice(f"memory.{key}", value, choices=OFFLOAD)
+        if not 0 < self.offload_ratio <= 1:
+            raise ValueError(
+                f"memory.offload_ratio is {self.offload_ratio}, but it must be above 0 and at most "
+                f'1; memory.offload_optimizer "none" moves nothing.'
+            )
+        if self.offload_ratio < 1 and self.offload_optimizer == "none":
+            raise ValueError(
+                f"memory.offload_ratio is {self.offload_ratio}, but nothing is moved; set "
+                f'memory.offload_optimizer = "cpu".'
             )

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from mds_train.config.checks import require_choice, require_not_negative, require_positive
 
-__all__ = ["OPTIMIZERS", "SCHEDULES", "OptimizerConfig", "ScheduleConfig"]
+__all__ = ["IMPLEMENTATIONS", "OPTIMIZERS", "SCHEDULES", "OptimizerConfig", "ScheduleConfig"]
 
 OPTIMIZERS = ("adamw", "lion", "sgd")
+IMPLEMENTATIONS = ("torch", "deepspeed-cpu")
 
 SCHEDULES = ("constant", "linear", "cosine", "inverse-square-root", "wsd")
 DECAY_STYLES = ("linear", "cosine", "exponential", "minus-sqrt")
@@ -20,6 +21,10 @@ class OptimizerConfig:
 
     name: str = "adamw"
     """"adamw", "lion" or "sgd"."""
+
+    implementation: str = "torch"
+    """"torch", or "deepspeed-cpu": DeepSpeed's CPU Adam, compiled at its first use, for adamw on a
+    CPU or with memory.offload_optimizer "cpu"."""
 
     lr: float = 3e-4
     """Highest learning rate, reached at the end of the warm-up."""
@@ -41,6 +46,13 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         require_choice("optimizer.name", self.name, choices=OPTIMIZERS)
+        choices = IMPLEMENTATIONS
+        require_choice("optimizer.implementation", self.implementation, choices=choices)
+        if self.implementation != "torch" and self.name != "adamw":
+            raise ValueError(
+                f'optimizer.implementation "{self.implementation}" steps adamw, but optimizer.name '
+                f'is "{self.name}"; use "torch".'
+            )
         require_positive("optimizer.lr", self.lr)
         require_positive("optimizer.eps", self.eps)
         require_not_negative("optimizer.weight_decay", self.weight_decay)
@@ -81,6 +93,10 @@ class ScheduleConfig:
 
     weight_decay_style: str = "linear"
     """Form of that ramp: "linear" or "cosine"."""
+
+    by_samples: bool = False
+    """Follow the consumed samples, as the original does, instead of the applied updates: a growing
+    batch then moves the schedule faster, and a skipped step moves it too."""
 
     override: bool = False
     """On resume, use this schedule though the checkpoint was made with another one."""

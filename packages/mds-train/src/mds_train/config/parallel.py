@@ -54,6 +54,14 @@ class ParallelConfig:
     sequence_parallel: bool = False
     """Split what lies between the tensor-parallel layers by position (Megatron's)."""
 
+    ep_size: int = 1
+    """Data-parallel ranks that share out the experts of a layer (expert parallel); with zero_stage
+    0 to 2."""
+
+    expert_tensor_parallel: bool = True
+    """Cut every expert over the tensor-parallel ranks; else these hold it whole and share out the
+    tokens."""
+
     zero_stage: int = 1
     """What is cut over dp: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights."""
 
@@ -61,7 +69,7 @@ class ParallelConfig:
     """A collective that waits longer than this ends the run."""
 
     def __post_init__(self) -> None:
-        for key in ("tp_size", "pp_size", "ulysses_size", "timeout_seconds"):
+        for key in ("tp_size", "pp_size", "ulysses_size", "ep_size", "timeout_seconds"):
             require_positive(f"parallel.{key}", getattr(self, key))
         if self.zero_stage not in (0, 1, 2, 3):
             raise ValueError(
@@ -71,6 +79,11 @@ class ParallelConfig:
             raise ValueError(
                 f"parallel.zero_stage {self.zero_stage} does not go together with pipeline "
                 f"stages (parallel.pp_size {self.pp_size}): use zero_stage 1, or pp_size 1."
+            )
+        if self.ep_size > 1 and self.zero_stage > 2:
+            raise ValueError(
+                f"parallel.zero_stage 3 does not go together with parallel.ep_size {self.ep_size}: "
+                f"use zero_stage 0 to 2, or ep_size 1."
             )
         self._check_stages()
 
@@ -127,4 +140,11 @@ class ParallelConfig:
                 f"{model_ranks}; start a multiple of {model_ranks} ranks (`torchrun "
                 f"--nproc-per-node {model_ranks} -m mds_train ...`) or make the sizes smaller."
             )
-        return world_size // model_ranks
+        dp_size = world_size // model_ranks
+        if dp_size % self.ep_size:
+            raise ValueError(
+                f"parallel.ep_size {self.ep_size} does not divide the {dp_size} data-parallel "
+                f"rank{'s' * (dp_size != 1)} of {world_size}; start a multiple of "
+                f"{model_ranks * self.ep_size} ranks, or make ep_size smaller."
+            )
+        return dp_size

@@ -9,9 +9,11 @@ from typing import Any
 
 from mds_train.config.checkpoint import CheckpointConfig
 from mds_train.config.data import DataConfig
+from mds_train.config.engine import EngineConfig
 from mds_train.config.family import check_family_data, check_family_layout
 from mds_train.config.fp16 import Fp16Config
 from mds_train.config.layout import (
+    check_expert_shares,
     check_micro_batches,
     check_sequence_shares,
     check_stages,
@@ -52,6 +54,9 @@ class TrainConfig:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     """What is given up in speed for memory."""
 
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    """What is handed to DeepSpeed besides."""
+
     fp16: Fp16Config = field(default_factory=Fp16Config)
     """How the loss is scaled where train.precision is fp16."""
 
@@ -68,9 +73,11 @@ class TrainConfig:
         check_schedule(self)
         check_backup(self)
         check_growth(self)
+        check_offload(self)
         check_whole_heads(self.model, self.parallel)
         check_sequence_shares(self.data, self.parallel)
         check_stages(self.model, self.parallel)
+        check_expert_shares(self.model, self.parallel)
 
     @property
     def flops_per_token(self) -> float:
@@ -107,7 +114,11 @@ class TrainConfig:
                 f"train.micro_batch_size {self.train.micro_batch_size} * {dp_size} data-parallel "
                 f"ranks = {at_once}; change one of them or the number of ranks."
             )
-        check_micro_batches(self.parallel, count=self.train.global_batch_size // at_once)
+        sizes = [self.train.global_batch_size]
+        if ramp:
+            sizes += range(ramp[0], self.train.global_batch_size, ramp[1])
+        for size in sizes:
+            check_micro_batches(self.parallel, count=size // at_once)
 
 
 def check_sequence(config: TrainConfig) -> None:
@@ -136,7 +147,7 @@ def check_schedule(config: TrainConfig) -> None:
 
 
 def check_growth(config: TrainConfig) -> None:
-    """What grows from step to step must stay divisible, and a pipeline's shapes are fixed."""
+    """What grows from step to step must stay divisible."""
     data, parallel = config.data, config.parallel
     grows = data.curriculum_start_length is not None
     shares = parallel.ulysses_size * (parallel.tp_size if parallel.sequence_parallel else 1)
@@ -146,11 +157,37 @@ def check_growth(config: TrainConfig) -> None:
             f"{shares} ranks that share a sequence (parallel.ulysses_size, "
             f"parallel.sequence_parallel)."
         )
-    if parallel.pp_size > 1 and (grows or config.train.rampup_batch_size):
-        what = "data.curriculum_start_length" if grows else "train.rampup_batch_size"
+
+
+def check_offload(config: TrainConfig) -> None:
+    """What ZeRO moves to the host it must have cut before."""
+    memory, parallel = config.memory, config.parallel
+    if memory.offload_optimizer != "none" and parallel.zero_stage == 0:
         raise ValueError(
-            f"{what} does not go together with pipeline stages (parallel.pp_size "
-            f"{parallel.pp_size}), whose shapes are fixed; use pp_size 1, or leave it out."
+            f'memory.offload_optimizer is "{memory.offload_optimizer}", but parallel.zero_stage is '
+            f"0; use zero_stage 1 to 3."
+        )
+    for axis in ("pp_size", "ep_size"):
+        if memory.offload_optimizer != "none" and getattr(parallel, axis) > 1:
+            raise ValueError(
+                f'memory.offload_optimizer "{memory.offload_optimizer}" does not go together with '
+                f'parallel.{axis} {getattr(parallel, axis)}; use {axis} 1, or "none".'
+            )
+    needs_cutting = {
+        "memory.offload_parameters": memory.offload_parameters != "none",
+        "memory.offload_ratio": memory.offload_ratio < 1,
+    }
+    for key, is_set in needs_cutting.items():
+        if is_set and parallel.zero_stage != 3:
+            raise ValueError(
+                f"{key} is set, but parallel.zero_stage is {parallel.zero_stage}; only zero_stage "
+                f"3 can do that."
+            )
+    implementation = config.optimizer.implementation
+    if memory.offload_ratio < 1 and implementation != "deepspeed-cpu":
+        raise ValueError(
+            f'memory.offload_ratio below 1 needs optimizer.implementation "deepspeed-cpu", but it '
+            f'is "{implementation}".'
         )
 
 

@@ -9,27 +9,31 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 
 from mds_core.groups import ProcessGroups
 from mds_core.rng import DropoutKey
 from mds_train.batches import ModelInput
 from mds_train.config import TrainConfig
+from mds_train.engines.cpu_adam import cpu_adam_or_torch
 from mds_train.engines.deepspeed_config import deepspeed_config
 from mds_train.engines.deepspeed_start import initialize
 from mds_train.engines.deepspeed_state import (
     create_moments,
     find_fragments,
     forget_phantom_step,
+    pass_on_hyperparameters,
     rebuild_weights,
     set_loss_scale,
+    stepping_optimizers,
     whole_gradients,
 )
 from mds_train.engines.interface import Fragment, OptimizerState, Update
 from mds_train.engines.loss_scale import LossScale
-from mds_train.optimizers.building import build_optimizer, set_hyperparameters
+from mds_train.engines.overflow import OverflowWatch
+from mds_train.engines.own_json import with_own_json
+from mds_train.exchange import sum_over
+from mds_train.optimizers.building import build_optimizer, group_names, set_hyperparameters
 
 __all__ = ["DeepSpeedEngine", "sum_gradients_in_fp32"]
 
@@ -42,6 +46,8 @@ class DeepSpeedEngine:
         config: The run.
         groups: This rank's process groups.
         split_names: Canonical names of the parameters that tensor-parallel ranks hold parts of.
+        shapes: Global shape of every parameter of the whole model.
+        experts: Names of this rank's experts' parameters, where ranks share out the experts.
         parameters: By canonical name, where they are not those of the model's modules.
         copies: Names of those that ranks of another pipeline stage own, count and save.
     """
@@ -53,6 +59,8 @@ class DeepSpeedEngine:
         config: TrainConfig,
         groups: ProcessGroups,
         split_names: frozenset[str],
+        shapes: Mapping[str, tuple[int, ...]],
+        experts: frozenset[str] = frozenset(),
         parameters: Mapping[str, nn.Parameter] | None = None,
         copies: frozenset[str] = frozenset(),
     ) -> None:
@@ -62,24 +70,29 @@ class DeepSpeedEngine:
         self._stage = config.parallel.zero_stage
         own = dict(model.named_parameters()) if parameters is None else dict(parameters)
         self._names = {id(parameter): name for name, parameter in own.items()}
-        self._copies = copies
+        self._copies, self._experts = copies, experts
         self._updates = 0
         self._optimizer_name = config.optimizer.name
         for name, parameter in own.items():
             # DeepSpeed reads these marks where it counts a parameter into the gradient norm.
             parameter.tensor_model_parallel = name in split_names  # type: ignore[attr-defined]
             parameter.ds_pipe_replicated = name in copies  # type: ignore[attr-defined]
-        optimizer = build_optimizer(own.items(), config=config.optimizer)
+        optimizer = build_optimizer(own.items(), config=config.optimizer, experts=experts)
+        if config.optimizer.implementation == "deepspeed-cpu":
+            _check_in_host_memory(model, config)
+            optimizer = cpu_adam_or_torch(optimizer, config=config.optimizer)
         on_cpu = next(model.parameters()).device.type == "cpu"
         replicas = groups.dp_size * groups.ulysses_size
         derived = deepspeed_config(config, dp_size=groups.dp_size, replicas=replicas, on_cpu=on_cpu)
-        self._engine = initialize(model, optimizer, derived=derived, groups=groups)
-        self._group_names = {
-            group["name"]: list(group["names"]) for group in optimizer.param_groups
-        }
+        derived = with_own_json(derived, config=config)
+        self._engine = initialize(
+            model, optimizer, derived=derived, groups=groups, has_experts=bool(experts)
+        )
+        self._group_names = group_names(shapes)
         forget_phantom_step(self._engine.optimizer, self._inner)
         if self._stage == 0 and config.train.precision != "fp32":
             sum_gradients_in_fp32(own.values())
+        self._overflows = OverflowWatch(self._engine.optimizer, names=self._names)
         self._fp16 = config.fp16 if config.train.precision == "fp16" else None
         self._scale = LossScale(scale=1.0) if self._fp16 is None else LossScale.first(self._fp16)
         self._use_scale()
@@ -148,8 +161,11 @@ class DeepSpeedEngine:
     def step(self, *, lr: float, weight_decay: float) -> Update:
         """Clip by the global norm and update; see `Engine.step`."""
         set_hyperparameters(self._inner, lr=lr, weight_decay=weight_decay)
+        pass_on_hyperparameters(self._engine.optimizer, self._inner)
         gradients = whole_gradients(self._engine.optimizer)
         norm = None if gradients is None else self._clip(gradients)
+        if norm is not None and not math.isfinite(norm):
+            self._overflows.look()
         if self._stage == 0 and norm is not None and not math.isfinite(norm):
             self._skip()
             return self._update(norm, applied=False)
@@ -163,7 +179,7 @@ class DeepSpeedEngine:
         scale, config = self._scale, self._fp16
         self._updates += int(applied)
         if config is None:
-            return Update(grad_norm=norm, applied=applied)
+            return Update(grad_norm=norm, applied=applied, broken=self._overflows.taken())
         self._scale = scale.after_step(overflow=not applied, config=config)
         self._use_scale()
         looked_for = config.loss_scale is None and not applied
@@ -173,12 +189,19 @@ class DeepSpeedEngine:
             loss_scale=scale.scale,
             searching=looked_for and not scale.at_floor(config),
             exhausted=looked_for and scale.at_floor(config),
+            broken=self._overflows.taken(),
         )
 
     def _clip(self, gradients: Sequence[tuple[nn.Parameter, Tensor]]) -> float:
         """Where this rank has all gradients of its part of the model, whole and summed."""
-        counted = [gradient for parameter, gradient in gradients if self._counts(parameter)]
-        norm = _global_norm(counted, group=self._groups.model) / self._scale.scale
+        counted = [pair for pair in gradients if self._counts(pair[0])]
+        device = gradients[0][1].device
+        shared = [each for parameter, each in counted if not self._is_expert(parameter)]
+        squares = _squares(shared, device=device)
+        if self._experts:
+            experts = [each for parameter, each in counted if self._is_expert(parameter)]
+            squares += sum_over(_squares(experts, device=device), group=self._groups.ep)
+        norm = _root(sum_over(squares, group=self._groups.model)) / self._scale.scale
         if self._clipping and math.isfinite(norm) and norm > self._clipping:
             torch._foreach_mul_([each for _, each in gradients], self._clipping / (norm + 1e-6))
         return norm
@@ -189,6 +212,9 @@ class DeepSpeedEngine:
         return self._names[id(parameter)] not in self._copies and (
             split or self._groups.tp_rank == 0
         )
+
+    def _is_expert(self, parameter: nn.Parameter) -> bool:
+        return self._names[id(parameter)] in self._experts
 
     def _skip(self) -> None:
         """What DeepSpeed does itself for ZeRO 1 to 3: forget the gradients, count the step."""
@@ -215,21 +241,27 @@ class DeepSpeedEngine:
 
     def _find_fragments(self) -> list[Fragment]:
         found = find_fragments(self._engine.optimizer, self._inner, names=self._names)
-        return [replace(each, copy=True) if each.name in self._copies else each for each in found]
+        return [
+            replace(each, copy=each.name in self._copies, expert=each.name in self._experts)
+            for each in found
+        ]
 
     def optimizer_state(self) -> OptimizerState:
         """Count of updates and hyperparameters."""
-        counts = {int(state["step"]) for state in self._inner.state.values() if "step" in state}
+        optimizers = stepping_optimizers(self._engine.optimizer, self._inner)
+        states = [state for each in optimizers for state in each.state.values()]
+        counts = {int(state["step"]) for state in states if "step" in state}
         if counts - {self._updates}:
             raise RuntimeError(
                 f"The optimizer counts {sorted(counts)} steps after {self._updates} updates. This "
                 f"is a fault of mds-train; please report it."
             )
-        keys = ("name", "lr", "weight_decay", "betas", "eps", "momentum")
+        keys = ("lr", "weight_decay", "betas", "eps", "momentum")
         groups = [
             {key: group[key] for key in keys if key in group}
-            | {"parameters": self._group_names[group["name"]]}
+            | {"name": group["kind"], "parameters": self._group_names[group["kind"]]}
             for group in self._inner.param_groups
+            if not group["expert"]
         ]
         scaler = None if self._fp16 is None else self._scale.record()
         return OptimizerState(
@@ -283,15 +315,26 @@ def sum_gradients_in_fp32(parameters: Iterable[nn.Parameter]) -> None:
         parameter.grad_dtype = torch.float32
 
 
-def _global_norm(gradients: Sequence[Tensor], *, group: ProcessGroup | None) -> float:
-    """2-norm over this rank's gradients and those of the other ranks of the model.
+def _check_in_host_memory(model: nn.Module, config: TrainConfig) -> None:
+    device = next(model.parameters()).device.type
+    if device != "cpu" and config.memory.offload_optimizer == "none":
+        raise ValueError(
+            f'optimizer.implementation is "deepspeed-cpu", but the optimizer\'s state is on '
+            f'{device}; set memory.offload_optimizer = "cpu", or use "torch".'
+        )
 
-    Summed in float64, as DeepSpeed sums: on a CPU torch's float32 norm of some millions of elements
-    is 1e-4 to 1e-3 too small.
+
+def _squares(gradients: Sequence[Tensor], *, device: torch.device) -> Tensor:
+    """Sum of the squares of all elements, float64.
+
+    Summed wide, as DeepSpeed sums: on a CPU torch's float32 norm of some millions of elements is
+    1e-4 to 1e-3 too small.
     """
-    wide = torch.float64 if gradients[0].device.type != "mps" else torch.float32
-    norms = torch.stack(torch._foreach_norm(list(gradients), 2, dtype=wide)).double()
-    squares = norms.square().sum()
-    if group is not None:
-        dist.all_reduce(squares, group=group)
+    if not gradients:
+        return torch.zeros((), dtype=torch.float64, device=device)
+    wide = torch.float64 if device.type != "mps" else torch.float32
+    return torch.stack(torch._foreach_norm(list(gradients), 2, dtype=wide)).double().square().sum()
+
+
+def _root(squares: Tensor) -> float:
     return math.sqrt(squares.item()) if squares.isfinite() else float(squares.item())

@@ -42,7 +42,8 @@ def deepspeed_config(
         "steps_per_print": None,
         "wall_clock_breakdown": False,
         "zero_allow_untested_optimizer": True,
-        "zero_optimization": _zero(stage, on_cpu=on_cpu),
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_optimization": _zero(config, on_cpu=on_cpu),
     }
     if train.precision == "bf16":
         derived["bf16"] = {"enabled": True, "check_grad_overflow": True}
@@ -63,11 +64,31 @@ def _clips(config: TrainConfig) -> bool:
     report the norm (ZeRO 0, fp32), or sums it in fp32 (ZeRO 1, bf16).
     """
     stage = config.parallel.zero_stage
-    return stage > 0 and (stage, config.train.precision) != (1, "bf16")
+    offloads = config.memory.offload_optimizer != "none"
+    return stage > 0 and ((stage, config.train.precision) != (1, "bf16") or offloads)
 
 
-def _zero(stage: int, *, on_cpu: bool) -> dict[str, Any]:
+def _zero(config: TrainConfig, *, on_cpu: bool) -> dict[str, Any]:
+    stage = config.parallel.zero_stage
     zero: dict[str, Any] = {"stage": stage, "round_robin_gradients": False}
+    zero |= _offload(config, on_cpu=on_cpu)
     if on_cpu:
         zero |= {"overlap_comm": False, "contiguous_gradients": False}
+    if config.parallel.ep_size > 1:
+        # With experts ZeRO 1 and 2 sum over the right ranks only where gradients are copied into
+        # one buffer, which is 2 GB unless said otherwise.
+        zero["contiguous_gradients"] = True
+        if on_cpu:
+            zero["reduce_bucket_size"] = 50_000_000
     return zero
+
+
+def _offload(config: TrainConfig, *, on_cpu: bool) -> dict[str, Any]:
+    """What is moved to the host's memory; pinned, where there is a device to copy it to."""
+    memory, found = config.memory, {}
+    if memory.offload_optimizer != "none":
+        place = {"device": memory.offload_optimizer, "pin_memory": not on_cpu}
+        found["offload_optimizer"] = place | {"ratio": memory.offload_ratio}
+    if memory.offload_parameters != "none":
+        found["offload_param"] = {"device": memory.offload_parameters, "pin_memory": not on_cpu}
+    return found

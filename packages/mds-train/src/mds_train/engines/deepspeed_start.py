@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
+from deepspeed.utils import groups as known_groups
 from torch import nn
 from torch.distributed import ProcessGroup
 
 from mds_core.groups import ProcessGroups
+from mds_train.optimizers.building import DECAYED
 
 __all__ = ["initialize"]
 
@@ -24,6 +28,7 @@ def initialize(
     *,
     derived: dict[str, Any],
     groups: ProcessGroups,
+    has_experts: bool = False,
 ) -> Any:
     """DeepSpeed's engine around a model.
 
@@ -32,6 +37,7 @@ def initialize(
         optimizer: Over its parameters.
         derived: DeepSpeed's JSON.
         groups: This rank's process groups.
+        has_experts: Some of the optimizer's groups are of experts that ranks share out.
 
     Raises:
         ValueError: If DeepSpeed has chosen another kind of device, or that cannot compute so.
@@ -42,12 +48,53 @@ def initialize(
         raise ValueError(
             f'train.precision is "fp16", but this {device.type} does not compute in it; use "bf16".'
         )
+    _announce_experts(optimizer if has_experts else None, groups)
     # Also without tensor parallelism: DeepSpeed keeps the last unit for all engines of a process.
     unit = _ModelParallelUnit(groups)
-    engine, *_ = deepspeed.initialize(
-        model=model, optimizer=optimizer, config=derived, mpu=unit, dist_init_required=False
-    )
+    with _engine_with_experts() if has_experts else contextlib.nullcontext():
+        engine, *_ = deepspeed.initialize(
+            model=model, optimizer=optimizer, config=derived, mpu=unit, dist_init_required=False
+        )
     return engine
+
+
+def _announce_experts(optimizer: torch.optim.Optimizer | None, groups: ProcessGroups) -> None:
+    """Mark experts' parameters as DeepSpeed does, and say which ranks hold the same ones.
+
+    It averages their gradients over these ranks' sum, but over the number of all replicas.
+    """
+    sharers, holders = known_groups._EXPERT_PARALLEL_GROUP, known_groups._EXPERT_DATA_PARALLEL_GROUP
+    sharers.clear()  # of an engine that this process had before
+    holders.clear()
+    for group in () if optimizer is None else optimizer.param_groups:
+        if not group["expert"]:
+            continue
+        # DeepSpeed reads the number in the name.
+        name = f"ep_size_{groups.ep_size}" + f"_{group['kind']}" * (group["kind"] != DECAYED)
+        group |= {"moe": True, "name": name}
+        sharers[name] = groups.ep or _group_of_one()
+        holders[name] = groups.expert_dp_ulysses or _group_of_one()
+        for parameter in group["params"]:
+            parameter.allreduce, parameter.group_name = False, name
+
+
+class _EngineWithExperts(deepspeed.DeepSpeedEngine):  # type: ignore[misc]
+    """DeepSpeed asks for instances of its own layer to learn whether there are experts."""
+
+    def _configure_distributed_model(self, model: nn.Module) -> None:
+        self.has_moe_layers = True
+        super()._configure_distributed_model(model)
+
+
+@contextlib.contextmanager
+def _engine_with_experts() -> Iterator[None]:
+    """While open, `deepspeed.initialize` makes an engine that knows of experts."""
+    usual = deepspeed.DeepSpeedEngine
+    deepspeed.DeepSpeedEngine = _EngineWithExperts
+    try:
+        yield
+    finally:
+        deepspeed.DeepSpeedEngine = usual
 
 
 def _prepare_deepspeed(device: torch.device) -> None:

@@ -7,7 +7,7 @@ deepspeed.py only. ``optimizer`` is ``engine.optimizer``, ``inner`` the torch op
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,9 +20,13 @@ __all__ = [
     "create_moments",
     "find_fragments",
     "forget_phantom_step",
+    "gradients_of_partitions",
     "leave_gradients_alone",
+    "offloads",
+    "pass_on_hyperparameters",
     "rebuild_weights",
     "set_loss_scale",
+    "stepping_optimizers",
     "take_gradients",
     "whole_gradients",
 ]
@@ -45,12 +49,37 @@ def find_fragments(optimizer: Any, inner: Any, *, names: Mapping[int, str]) -> l
     kind = type(optimizer).__name__
     replicated = kind not in _PARTITIONED
     places = _PARTITIONED.get(kind, _REPLICATED.get(kind, _plain_places))(optimizer, names)
-    return [_fragment(place, inner, replicated=replicated) for place in places]
+    states = {
+        stepped: state
+        for each in stepping_optimizers(optimizer, inner)
+        for stepped, state in each.state.items()
+    }
+    moments = _moments(inner)
+    return [_fragment(place, states, moments, replicated=replicated) for place in places]
 
 
-def _fragment(place: _Place, inner: Any, *, replicated: bool) -> Fragment:
+def stepping_optimizers(optimizer: Any, inner: Any) -> list[Any]:
+    """The torch optimizers that step; ZeRO 3 has a second one for what is not offloaded."""
+    backup = getattr(optimizer, "backup_optimizer", None)
+    return [inner] if backup is None else [inner, backup]
+
+
+def pass_on_hyperparameters(optimizer: Any, inner: Any) -> None:
+    """Let the second one of them, if there is one, step as the first; DeepSpeed would not."""
+    for other in stepping_optimizers(optimizer, inner)[1:]:
+        for group, given in zip(other.param_groups, inner.param_groups, strict=True):
+            group["lr"], group["weight_decay"] = given["lr"], given["weight_decay"]
+
+
+def _fragment(
+    place: _Place,
+    states: Mapping[Tensor, Mapping[str, Any]],
+    moments: Sequence[str],
+    *,
+    replicated: bool,
+) -> Fragment:
     name, parameter, start, numel, stepped, offset = place
-    state = inner.state.get(stepped, {})
+    state = states.get(stepped, {})
     return Fragment(
         name=name,
         start=start,
@@ -59,7 +88,7 @@ def _fragment(place: _Place, inner: Any, *, replicated: bool) -> Fragment:
         master=stepped.detach().view(-1).narrow(0, offset, numel),
         moments={
             key: state[key].view(-1).narrow(0, offset, numel)
-            for key in _moments(inner)
+            for key in moments
             if state.get(key) is not None
         },
         replicated=replicated,
@@ -201,19 +230,57 @@ def whole_gradients(optimizer: Any) -> list[tuple[Any, Tensor]] | None:
     return [(each, each.grad) for group in held for each in group if each.grad is not None]
 
 
+def gradients_of_partitions(
+    optimizer: Any, *, names: Mapping[int, str]
+) -> Iterator[tuple[str, Tensor]]:
+    """Names and this rank's part of the summed gradients, while ZeRO 1 to 3 has them."""
+    kind = type(optimizer).__name__
+    if offloads(optimizer):  # they lie with the masters already
+        for name, _, _, numel, stepped, offset in _PARTITIONED[kind](optimizer, names):
+            if stepped.grad is not None:
+                yield name, stepped.grad.view(-1).narrow(0, offset, numel)
+        return
+    by_part = kind == "DeepSpeedZeroOptimizer"
+    groups = optimizer.params_in_partition if by_part else optimizer.fp16_groups
+    for index, group in enumerate(groups):
+        kept = optimizer.averaged_gradients.get(index) or ()
+        own = [each for each in kept if not getattr(each, "_zero_padding", False)]
+        # Padding may end the second one without being marked.
+        for parameter, gradient in zip(group, own, strict=False):
+            yield names[id(parameter)], gradient
+
+
+def offloads(optimizer: Any) -> bool:
+    """Whether masters and moments are kept in the host's memory."""
+    flags = ("cpu_offload", "offload_optimizer")  # of ZeRO 1 and 2, and of ZeRO 3
+    return any(getattr(optimizer, flag, False) for flag in flags)
+
+
 @torch.no_grad()
 def create_moments(optimizer: Any, inner: Any, *, step: int) -> None:
     """Give the torch optimizer the state of its first step, zeros; none for step 0."""
-    inner.state.clear()
+    for each in stepping_optimizers(optimizer, inner):
+        each.state.clear()
     if step == 0:
         return
-    for stepped in stepped_tensors(optimizer):
-        inner.state[stepped] = {key: torch.zeros_like(stepped).detach() for key in _moments(inner)}
-        if type(inner).__name__ in _MOMENTS:
-            continue
-        # The fused form keeps the count on the device of the parameter.
-        count = torch.tensor(float(step), dtype=torch.float32, device=stepped.device)
-        inner.state[stepped]["step"] = count
+    for index, stepped in enumerate(stepped_tensors(optimizer)):
+        stepping = _optimizer_of(optimizer, inner, index=index)
+        state: dict[str, Any] = {key: torch.zeros_like(stepped).detach() for key in _moments(inner)}
+        stepping.state[stepped] = state
+        kind = type(stepping).__name__
+        if kind == "DeepSpeedCPUAdam":
+            state["step"] = step
+        elif kind not in _MOMENTS:
+            # The fused form keeps the count on the device of the parameter.
+            state["step"] = torch.tensor(float(step), dtype=torch.float32, device=stepped.device)
+
+
+def _optimizer_of(optimizer: Any, inner: Any, *, index: int) -> Any:
+    """Which torch optimizer takes the step of ZeRO 3's part ``index``."""
+    places = getattr(optimizer, "subgroup_to_device", {})
+    if getattr(optimizer, "backup_optimizer", None) is None or places[index] == "cpu":
+        return inner
+    return optimizer.backup_optimizer
 
 
 @torch.no_grad()

@@ -11,7 +11,19 @@ from torch import Tensor, nn
 
 from mds_train.batches import ModelInput
 
-__all__ = ["Engine", "Fragment", "OptimizerState", "Update"]
+__all__ = ["BrokenGradient", "Engine", "Fragment", "OptimizerState", "Update"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BrokenGradient:
+    """One rank's part of one parameter's summed gradient, with elements that are not finite."""
+
+    name: str
+    """Canonical name of the parameter."""
+
+    count: int
+    numel: int
+    """Elements that this rank has of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +44,9 @@ class Update:
 
     exhausted: bool = False
     """The gradients were not finite at the smallest loss scale."""
+
+    broken: tuple[BrokenGradient, ...] = ()
+    """If the update was not applied: what this rank has of the gradients that were not finite."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +73,9 @@ class Fragment:
 
     replicated: bool
     """Every data-parallel rank holds this same fragment."""
+
+    expert: bool = False
+    """It is an expert's, and data-parallel ranks that share out the experts hold other ones."""
 
     copy: bool = False
     """Another pipeline stage owns the parameter; this one follows it and is not saved."""

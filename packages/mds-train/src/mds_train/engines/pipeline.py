@@ -20,7 +20,6 @@ from mds_train.batches import MicroBatch, ModelInput
 from mds_train.config import TrainConfig
 from mds_train.engines.deepspeed import DeepSpeedEngine, sum_gradients_in_fp32
 from mds_train.engines.deepspeed_state import leave_gradients_alone, take_gradients
-from mds_train.optimizers.building import group_names
 
 __all__ = ["PipelineEngine"]
 
@@ -34,6 +33,7 @@ class PipelineEngine(DeepSpeedEngine):
         groups: This rank's process groups.
         split_names: Canonical names of the parameters that tensor-parallel ranks hold parts of.
         shapes: Global shape of every parameter of the whole model.
+        experts: Names of this rank's experts' parameters, where ranks share out the experts.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class PipelineEngine(DeepSpeedEngine):
         groups: ProcessGroups,
         split_names: frozenset[str],
         shapes: Mapping[str, tuple[int, ...]],
+        experts: frozenset[str] = frozenset(),
     ) -> None:
         parameters = pipeline.canonical_parameters()
         super().__init__(
@@ -51,11 +52,12 @@ class PipelineEngine(DeepSpeedEngine):
             config=config,
             groups=groups,
             split_names=split_names,
+            shapes=shapes,
+            experts=experts,
             parameters=parameters,
             copies=pipeline.copies,
         )
         self._pipeline = pipeline
-        self._group_names = group_names(shapes)
         if config.train.precision != "fp32":
             sum_gradients_in_fp32(parameters.values())
             leave_gradients_alone(self._engine.optimizer)
@@ -69,6 +71,7 @@ class PipelineEngine(DeepSpeedEngine):
             loss_mask=whole.loss_mask,
             position_ids=whole.position_ids,
             samples=whole.samples,
+            micro_batches=len(batch),
             scale=weights[0] * self._scale.scale,
         )
         take_gradients(self._engine.optimizer)

@@ -182,6 +182,8 @@ def _zero(findings: JsonFindings, value: Any) -> None:
     for key, inner in value.items():
         if key == "stage":
             _number(findings, "parallel.zero_stage", inner, place="zero_optimization.stage")
+        elif key in _OFFLOADS:
+            _offload(findings, key, inner)
         elif key in _ZERO_KNOWN:
             findings.idle.append(
                 f"zero_optimization.{key} does nothing here: the engine chooses its buffers, which "
@@ -192,6 +194,38 @@ def _zero(findings: JsonFindings, value: Any) -> None:
                 f"zero_optimization.{key}: look at [memory] and [parallel] for what is there "
                 f"instead (`mds-train run --help`)."
             )
+
+
+_OFFLOADS = {
+    "offload_optimizer": "memory.offload_optimizer",
+    "offload_param": "memory.offload_parameters",
+    "cpu_offload": "memory.offload_optimizer",
+    "cpu_offload_params": "memory.offload_parameters",
+}
+
+
+def _offload(findings: JsonFindings, key: str, value: Any) -> None:
+    """What ZeRO moves off the device; the two old names are true or false."""
+    place = f"zero_optimization.{key}"
+    if key.startswith("cpu_"):
+        findings.put(_OFFLOADS[key], "cpu" if value is True else "none", place=place)
+        return
+    if not isinstance(value, dict):
+        findings.left_out.append(f"{place}: {value!r} is no object.")
+        return
+    device = value.get("device", "none")
+    if device not in ("none", "cpu"):
+        findings.left_out.append(
+            f'{place}.device: "{device}" is not here, since no checkpoint could be written from '
+            f'there; {_OFFLOADS[key]} = "cpu" keeps it in the host\'s memory.'
+        )
+        return
+    findings.put(_OFFLOADS[key], device, place=f"{place}.device")
+    if device == "cpu" and value.get("ratio", 1.0) != 1.0:
+        _number(findings, "memory.offload_ratio", value["ratio"], place=f"{place}.ratio")
+    idle = sorted(set(value) - {"device", "ratio"})
+    if idle:
+        findings.idle.append(f"{place}: {', '.join(idle)} do nothing here: they change no result.")
 
 
 def _curriculum(findings: JsonFindings, value: Any) -> None:

@@ -156,9 +156,10 @@ def _of_flags(outcomes: Sequence[Outcome], imported: Imported) -> dict[str, Sett
             imported.left_out.append(
                 f"{outcome.typed}: its value depends on {parts}, which only a running script knows."
             )
+        elif outcome.typed.replace("_", "-") == "--deepspeed-config":
+            pass  # its content becomes settings
         elif outcome.error is not None:
-            if outcome.typed.replace("_", "-") != "--deepspeed-config":
-                imported.left_out.append(str(outcome.error))
+            imported.left_out.append(str(outcome.error))
         elif outcome.unknown:
             is_flag = outcome.typed.startswith("-")
             if is_flag or not after_unknown:  # words that follow an unknown flag are its values

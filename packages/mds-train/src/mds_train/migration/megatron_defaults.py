@@ -67,6 +67,14 @@ DIFFERENT_DEFAULTS: tuple[DefaultDifference, ...] = (
     _difference(
         "--lr-decay-style", "linear", "schedule.kind", "linear", "cosine is what most runs ask for"
     ),
+    DefaultDifference(
+        flags=(),
+        theirs="the schedule follows the samples",
+        key="schedule.by_samples",
+        value=True,
+        why="it follows the applied updates, so that a skipped step does not move it",
+        needs="--rampup-batch-size",
+    ),
     _difference(
         "--split", "969, 30, 1", "data.split", "969,30,1", "a store says itself how it is split"
     ),
@@ -98,6 +106,62 @@ DIFFERENT_DEFAULTS: tuple[DefaultDifference, ...] = (
         2.0**32,
         "the first sixteen steps would be lost",
         needs="--fp16",
+    ),
+    _difference(
+        "--expert-interval",
+        "2",
+        "model.expert_interval",
+        2,
+        "models with experts have them in every layer since",
+        needs="--num-experts",
+    ),
+    _difference(
+        "--moe-loss-coeff",
+        "0.1",
+        "model.moe_loss_coeff",
+        0.1,
+        "0.01 is what papers use since",
+        needs="--num-experts",
+    ),
+    _difference(
+        "--moe-train-capacity-factor --disable-moe-token-dropping",
+        "1.0",
+        "model.moe_capacity_factor",
+        1.0,
+        "no token is dropped, so results do not depend on the layout",
+        needs="--num-experts",
+    ),
+    _difference(
+        "--moe-eval-capacity-factor --disable-moe-token-dropping",
+        "1.0",
+        "model.moe_eval_capacity_factor",
+        1.0,
+        "no token is dropped",
+        needs="--num-experts",
+    ),
+    _difference(
+        "",
+        "over a rank's micro batch",
+        "model.moe_balance_scope",
+        "micro_batch",
+        "a sequence's loss does not depend on its neighbours",
+        needs="--num-experts",
+    ),
+    _difference(
+        "",
+        "of first choices",
+        "model.moe_balance_choices",
+        "first",
+        "all experts that work are to be used evenly",
+        needs="--num-experts",
+    ),
+    DefaultDifference(
+        flags=("--enable-expert-tensor-parallelism",),
+        theirs="experts are whole on each tensor-parallel rank",
+        key="parallel.expert_tensor_parallel",
+        value=False,
+        why="cut experts need less memory; results are equal",
+        needs="--num-experts",
     ),
     _difference(
         "", "all are kept", "checkpoint.keep_last", 0, "disks are finite; 0 keeps all of them"

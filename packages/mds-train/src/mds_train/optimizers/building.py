@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -26,28 +26,40 @@ UNDECAYED = "undecayed"
 
 
 def parameter_groups(
-    parameters: Iterable[tuple[str, nn.Parameter]], *, weight_decay: float
+    parameters: Iterable[tuple[str, nn.Parameter]],
+    *,
+    weight_decay: float,
+    experts: Collection[str] = (),
 ) -> list[dict[str, Any]]:
     """Split parameters into matrices, which are decayed, and biases and norms, which are not.
 
     Args:
         parameters: Canonical names and parameters; of ZeRO-3 before they are cut.
         weight_decay: Decay of the first group.
+        experts: Names of those that other ranks hold other ones of; they get groups of their own.
 
     Returns:
-        Up to two groups with the keys "name", "names", "params" and "weight_decay"; empty ones are
-        left out.
+        Up to two groups, or four with experts, with the keys "kind" (decayed or not), "expert",
+        "name" (for both), "names", "params" and "weight_decay"; empty ones are left out.
     """
-    groups: dict[str, dict[str, Any]] = {
-        DECAYED: {"name": DECAYED, "names": [], "params": [], "weight_decay": weight_decay},
-        UNDECAYED: {"name": UNDECAYED, "names": [], "params": [], "weight_decay": 0.0},
-    }
+    groups: list[dict[str, Any]] = [
+        {
+            "name": f"{'expert ' * expert}{kind}",
+            "kind": kind,
+            "expert": expert,
+            "names": [],
+            "params": [],
+            "weight_decay": weight_decay if kind == DECAYED else 0.0,
+        }
+        for expert in (False, True)
+        for kind in (DECAYED, UNDECAYED)
+    ]
     for name, parameter in parameters:
         undecayed = no_weight_decay(name, tuple(parameter.shape))
-        group = groups[UNDECAYED if undecayed else DECAYED]
+        group = groups[2 * (name in experts) + undecayed]
         group["names"].append(name)
         group["params"].append(parameter)
-    return [group for group in groups.values() if group["params"]]
+    return [group for group in groups if group["params"]]
 
 
 def group_names(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, list[str]]:
@@ -59,10 +71,13 @@ def group_names(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, list[str]]:
 
 
 def build_optimizer(
-    parameters: Iterable[tuple[str, nn.Parameter]], *, config: OptimizerConfig
+    parameters: Iterable[tuple[str, nn.Parameter]],
+    *,
+    config: OptimizerConfig,
+    experts: Collection[str] = (),
 ) -> torch.optim.Optimizer:
     """The optimizer of the [optimizer] table, in torch's fused form where there is one."""
-    groups = parameter_groups(parameters, weight_decay=config.weight_decay)
+    groups = parameter_groups(parameters, weight_decay=config.weight_decay, experts=experts)
     betas = (config.beta1, config.beta2)
     if config.name == "lion":
         return Lion(groups, lr=config.lr, betas=betas)
@@ -77,5 +92,5 @@ def set_hyperparameters(
     """Write the schedule's values of this step into the groups."""
     for group in optimizer.param_groups:
         group["lr"] = lr
-        if group["name"] == DECAYED:
+        if group["kind"] == DECAYED:
             group["weight_decay"] = weight_decay

@@ -19,7 +19,7 @@ _FP32, _HALF = 4, 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPlan:
-    """Bytes of the fullest rank."""
+    """Bytes of the fullest rank, without what is kept in the host's memory."""
 
     weights: int
     gradients: int
@@ -83,10 +83,14 @@ def _states(config: TrainConfig, *, world_size: int) -> tuple[int, int, int]:
     low = config.train.precision != "fp32"
     # ZeRO keeps its own flat fp32 copy of what it updates, also when the weights are fp32.
     masters = _FP32 if low or stage else 0
+    memory, weights = config.memory, (_HALF if low else _FP32) * parameters
+    if stage == 3:
+        weights = (_HALF if low else _FP32) * shared * (memory.offload_parameters == "none")
+    on_host = memory.offload_ratio * (memory.offload_optimizer != "none")
     return (
-        (_HALF if low else _FP32) * (shared if stage == 3 else parameters),
+        weights,
         _FP32 * (shared if stage >= 2 else parameters),
-        (masters + 2 * _FP32) * (shared if stage else parameters),
+        round((1 - on_host) * (masters + 2 * _FP32) * (shared if stage else parameters)),
     )
 
 

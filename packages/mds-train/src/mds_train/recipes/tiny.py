@@ -27,6 +27,7 @@ def tiny(settings: Settings) -> Settings:
 
 _DROPPED = frozenset(
     {
+        "parallel.ep_size",
         "parallel.partition",
         "parallel.pp_size",
         "parallel.schedule",
