@@ -166,6 +166,12 @@ STORES: dict[str, tuple[str, Callable[[str], object]]] = {
         "hot",
         tokens_json(lambda m: sharding(m)["codecs"].insert(1, {"name": "blosc"})),
     ),
+    "lz4 codec": (
+        "hot",
+        tokens_json(lambda m: sharding(m)["codecs"].insert(1, {"name": "numcodecs.lz4"})),
+    ),
+    "fill value NaN": ("hot", tokens_json(lambda m: m.update(fill_value="NaN"))),
+    "fill value of 1": ("hot", tokens_json(lambda m: m.update(fill_value=1))),
     "object type": ("hot", tokens_json(lambda m: m.update(data_type="|O"))),
     "other type": ("hot", tokens_json(lambda m: m.update(data_type="float64"))),
     "storage transformer": (
@@ -318,6 +324,19 @@ def test_a_file_outside_the_store_is_refused(
         assert code == (1 if command[0] == "verify" else 3)
 
 
+def test_consolidated_metadata_lead_nowhere(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = [document.tolist() for document in mds_data.open_store("hot")]
+    elsewhere = {"metadata": {"../outside": {}, "tokens": {"shape": [7]}}}
+    edit_json(Path("hot/zarr.json"), lambda m: m.update(consolidated_metadata=elsewhere))
+    reseal("hot")
+
+    for command in all_commands("hot")[:-1]:
+        assert seen(capsys, command)[0] == 0
+    assert [document.tolist() for document in mds_data.open_store("hot")] == before
+
+
 def test_tokens_beyond_the_vocabulary_are_found(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -343,6 +362,9 @@ PAIRS: dict[str, Callable[[bytearray], object]] = {
     "size -1": lambda data: data.__setitem__(slice(34, 38), struct.pack("<i", -1)),
     "size 2^31-1": lambda data: data.__setitem__(slice(34, 38), struct.pack("<i", 2**31 - 1)),
     "pointer beyond": lambda data: data.__setitem__(slice(-8 * 31 - 8, -8 * 31), b"\x7f" * 8),
+    "pointers overlap": lambda data: data.__setitem__(
+        slice(-8 * 31 - 8, -8 * 31), data[-8 * 31 - 16 : -8 * 31 - 8]
+    ),
     "document 99 of 30": lambda data: data.__setitem__(slice(-16, -8), struct.pack("<q", 99)),
     "documents backwards": lambda data: data.__setitem__(slice(-16, -8), struct.pack("<q", 1)),
     "empty": lambda data: data.clear(),
@@ -413,6 +435,7 @@ TOKENIZERS: dict[str, Callable[[dict], object]] = {
     "id negative": lambda t: t["model"]["vocab"].update(zzz=-1),
     "id is text": lambda t: t["model"]["vocab"].update(zzz="7"),
     "added id 2^32 - 1": lambda t: t["added_tokens"].append({"id": 2**32 - 1, "content": "<x>"}),
+    "id stands twice": lambda t: t["model"]["vocab"].update(zzz=7),
     "merge of unknown tokens": lambda t: t["model"]["merges"].append(["qqq", "zzz"]),
     "unknown model": lambda t: t["model"].update(type="Evil"),
     "no model": lambda t: t.pop("model"),
@@ -452,6 +475,21 @@ def test_what_is_no_tokenizer_file_is_refused(
     folder: Path, content: bytes, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path(name).write_bytes(content)
+    Path("in.jsonl").write_text('{"text": "a"}\n')
+
+    command = ["preprocess", "--input", "in.jsonl", "--tokenizer", name, "--output", "store"]
+    code, text = seen(capsys, [*command, "--workers", "1"])
+
+    assert code == 3
+    assert name in text
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model"])
+def test_a_file_of_a_gigabyte_is_refused_unread(
+    folder: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Path(name).open("wb") as file:
+        file.truncate(2**30)
     Path("in.jsonl").write_text('{"text": "a"}\n')
 
     command = ["preprocess", "--input", "in.jsonl", "--tokenizer", name, "--output", "store"]

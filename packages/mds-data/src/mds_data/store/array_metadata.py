@@ -156,6 +156,10 @@ def array_layout_from_json(data: bytes, *, name: str) -> ArrayLayout:
         raise ManifestError(
             f"{name}: chunks must have keys c/0, c/1, ... and no storage transformer"
         )
+    if members.get("fill_value", 0) != 0:  # what other readers put where chunks are missing
+        raise ManifestError(
+            f"{name}: fill_value must be 0, not {str(members.get('fill_value'))[:60]!r}"
+        )
     chunk, compressed = _sharding(members.get("codecs"), name=name)
     itemsize = np.dtype(dtype).itemsize
     if shard % chunk or chunk * itemsize > _LARGEST_CHUNK or shard // chunk > 2**24:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,23 @@ def check_json_tokenizer(description: Mapping[str, Any], *, path: Path) -> None:
     model = description.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
+    _check_unique(ids, path=path)
     added = description.get("added_tokens")
     if isinstance(added, list):
         ids += [token.get("id") for token in added if isinstance(token, dict)]
     size = len(vocabulary) if isinstance(vocabulary, (dict, list)) else 0
     check_ids(ids, count=max(size, len(ids)), path=path)
     check_growth(description.get("normalizer"), path=path)
+
+
+def _check_unique(ids: list[object], *, path: Path) -> None:
+    numbers = [each for each in ids if type(each) is int]
+    if len(set(numbers)) < len(numbers):
+        twice = next(number for number, count in Counter(numbers).items() if count > 1)
+        raise TokenizerError(
+            f"{path} gives the id {twice} to several tokens, so ids could not be turned back into "
+            f"text. Give each token an id of its own."
+        )
 
 
 def check_ids(ids: Iterable[object], *, count: int, path: Path) -> None:
