@@ -16,10 +16,20 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sentence_material import sentence_store
 from store_material import assert_holds, random_documents, run_killed, write_small
 
-from mds_data import DataError, GPTDataset, KeySource, SealedError, open_store
+from mds_data import (
+    BertDataset,
+    DataError,
+    GPTDataset,
+    KeySource,
+    SealedError,
+    StoreError,
+    open_store,
+)
 from mds_data.cli import main
+from mds_data.datasets.sentence_dataset import store_vocabulary
 from mds_data.encryption import keys
 from mds_data.encryption.envelope import envelope_from_json, envelope_to_json
 from mds_data.encryption.segments import FileKey, SealedFile, cut_at, sealed_blocks, sealed_size
@@ -547,3 +557,20 @@ def test_a_missing_library_names_the_extra(sealed, identity, monkeypatch):
 
     with pytest.raises(ImportError, match=r"mds-data\[encrypt\]"):
         open_store(sealed, key=identity[1])
+
+
+def test_masked_samples_of_an_encrypted_store_take_the_tokenizer_given(tmp_path, identity):
+    recipient, key = identity
+    one = sentence_store(tmp_path)
+    encrypt_store(one.path, tmp_path / "sealed", recipients=[recipient])
+    other = open_store(tmp_path / "sealed", key=key)
+    with pytest.raises(StoreError, match="give the tokenizer"):
+        BertDataset(other, seq_length=32, num_samples=3)
+    vocabulary = store_vocabulary(one, None)
+
+    first, second = (
+        BertDataset(store, seq_length=32, num_samples=3, vocabulary=vocabulary)
+        for store in (one, other)
+    )
+
+    np.testing.assert_array_equal(first[2]["tokens"], second[2]["tokens"])

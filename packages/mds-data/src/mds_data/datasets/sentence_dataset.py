@@ -12,6 +12,7 @@ from mds_data.datasets.sentences import (
     SentenceSpan,
     sentence_table,
 )
+from mds_data.errors import StoreError
 from mds_data.store.selection import document_range
 from mds_data.store.token_store import TokenStore
 from mds_data.tokenizers.vocabulary import Vocabulary
@@ -36,6 +37,11 @@ def store_vocabulary(store: TokenStore, given: Vocabulary | None) -> Vocabulary:
         raise ValueError(
             f"{store.path}: keeps no tokenizer, and this dataset must know its marks and words; "
             f"give vocabulary=Vocabulary.of_tokenizer(...)"
+        )
+    if store.is_encrypted:
+        raise StoreError(
+            f"{store.path}: is encrypted, and no plain copy of its tokenizer is written; give the "
+            f"tokenizer: vocabulary=Vocabulary.of_tokenizer(...), or data.tokenizer in a run"
         )
     return Vocabulary.of_record(store.path, record, vocab_size=store.vocab_size)
 
