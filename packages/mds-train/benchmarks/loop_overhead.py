@@ -1,6 +1,6 @@
 """What the training loop costs beside the bare model step, at the start and at saves.
 
-    python packages/mds-train/benchmarks/loop_overhead.py [--sizes small medium large] [--steps 30]
+    python packages/mds-train/benchmarks/loop_overhead.py [--sizes small medium large] [--steps 20]
         [--peers PYTHON]
 
 The bare step is forward, backward, clipping and AdamW of the same model on a batch that is there
@@ -48,9 +48,9 @@ from mds_train.events import StepReport
 SIZES = {  # layers, hidden, heads, vocabulary, sequence, micro batch
     "small": (2, 64, 2, 512, 64, 4),
     "medium": (4, 256, 4, 4096, 128, 4),
-    "large": (8, 512, 8, 16384, 256, 4),
+    "large": (6, 384, 6, 8192, 128, 4),
 }
-WARM_UP = 5
+WARM_UP = 3
 
 
 def configuration(folder: Path, size: str, *, steps: int, **checkpoint: Any) -> TrainConfig:
@@ -193,10 +193,10 @@ def _text(path: Path) -> str:
 def saves(folder: Path, size: str) -> dict[str, Any]:
     """How much longer a step with a save is, in step and beside; the bandwidth of one in step."""
     found: dict[str, Any] = {}
-    every = 5
+    every = 4
     for name, beside in (("sync", False), ("async", True)):
         config = configuration(
-            folder, size, steps=5 * every, save_interval=every, keep_last=1, async_save=beside
+            folder, size, steps=4 * every, save_interval=every, keep_last=1, async_save=beside
         )
         clock = Clock()
         train(config, watchers=[clock])
@@ -230,7 +230,7 @@ def _copied(source: Path, folder: Path) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--peers", type=Path, help="a Python with transformers, accelerate, litgpt")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
