@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cpus", type=int, default=8, metavar="N", help="cores a rank (%(default)s)")
     add("--minutes", type=int, default=1440, metavar="N", help="time limit (%(default)s)")
     add("--restarts", type=int, default=3, metavar="N", help="after failures (%(default)s)")
+    add("--fewest", type=int, default=1, metavar="N", help="machines to go on with (%(default)s)")
     add("--port", type=int, default=29400, metavar="N", help="of the rendezvous (%(default)s)")
     add("--host", default="HEAD_NODE", help="the first machine, where the cluster gives no name")
     add("--image", default="mds-train:latest", help="container (%(default)s)")
@@ -98,6 +99,7 @@ def _job(options: argparse.Namespace, overrides: Sequence[str]) -> Job:
         cpus=options.cpus,
         minutes=options.minutes,
         restarts=options.restarts,
+        fewest=options.fewest,
         port=options.port,
         host=options.host,
         image=options.image,

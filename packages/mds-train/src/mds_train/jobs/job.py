@@ -53,6 +53,8 @@ class Job:
     """Cores of one rank."""
     minutes: int = 24 * 60
     restarts: int = 3
+    fewest: int = 1
+    """Machines with which the job is still started again after a failure."""
     port: int = 29400
     host: str = "HEAD_NODE"
     """Name of the first machine, where the launcher does not know it."""
@@ -72,7 +74,7 @@ class Job:
                 f"--name {self.name!r} must be of small letters, digits and dashes, at most 47, "
                 f"beginning with a letter; clusters take no other names."
             )
-        for key in ("nodes", "processes", "cpus", "minutes", "port"):
+        for key in ("nodes", "processes", "cpus", "minutes", "port", "fewest"):
             if getattr(self, key) < 1:
                 raise UsageError(f"--{key} must be at least 1.")
         for name in (*self.secrets, *self.variables):

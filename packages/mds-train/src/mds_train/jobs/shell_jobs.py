@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-
 from mds_train.jobs.job import Job
 
 __all__ = ["deepspeed", "local", "mpi", "slurm", "torchrun"]
@@ -27,56 +25,37 @@ _MODULE = ("-m", "mds_train")
 def torchrun(job: Job) -> dict[str, str]:
     """The script to start on every machine, the first one with 0.
 
-    A static rendezvous, restarted as a whole under a new name that the first machine writes into
-    the run's folder: an elastic one loses the job when a machine that was cut off comes back.
+    A supervisor on each starts torchrun, and starts the whole job again under a new rendezvous id
+    on the machines that answer: torchrun's elastic restart loses the job when a machine that was
+    cut off comes back.
     """
     program = (
-        "torchrun",
-        f"--nnodes={job.nodes}",
-        f"--nproc-per-node={job.processes}",
-        "--rdzv-backend=c10d",
-        "--rdzv-endpoint=@ENDPOINT@",
-        "--rdzv-id=@ID@",
-        "--rdzv-conf=is_host=@IS_HOST@",
-        "--local-addr=@ADDRESS@",
-        *_MODULE,
+        *("python", "-m", "mds_train.jobs.supervisor"),
+        "--machine=@RANK@",
+        f"--machines={job.nodes}",
+        "--head=@HEAD@",
+        "--address=@ADDRESS@",
+        f"--port={job.port}",
+        f"--processes={job.processes}",
+        f"--fewest={job.fewest}",
+        f"--restarts={job.restarts}",
+        "--",
     )
-    command = job.command(program, indent="    ")
-    for mark, shell in (
-        ("@ENDPOINT@", f'"$head:{job.port}"'),
-        ("@ID@", '"$id"'),
-        ("@IS_HOST@", '"$is_head"'),
-        ("@ADDRESS@", '"$address"'),
-    ):
-        command = command.replace(mark, shell)
+    command = job.command(program)
+    for mark, shell in (("@RANK@", "$rank"), ("@HEAD@", "$head"), ("@ADDRESS@", "$address")):
+        command = command.replace(mark, f'"{shell}"')
     return {
         f"{job.name}.sh": f"""{_HEAD}\
 # {job.name}: {job.nodes} machines with {job.processes} ranks each. On every machine:
 #   ./{job.name}.sh 0    (on {job.host}; 1, 2 ... on the others, at the same time)
-# The environment variable ADDRESS names this machine's address in the training network.
+# The environment variable ADDRESS names this machine's address in the training network, HEAD that
+# of the first machine, and GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME the interface of that network.
 {_STRICT}\
 rank="${{1:?say which machine this is: 0 for the first one}}"
-run_dir={shlex.quote(job.run_dir)}
 head="${{HEAD:-{job.host}}}"
 address="${{ADDRESS:-$(hostname -I | cut -d ' ' -f 1)}}"
-is_head=$((rank == 0))
-{job.exports()}
-mkdir -p "$run_dir"
-for ((attempt = 0; attempt <= {job.restarts}; attempt++)); do
-  if ((rank == 0)); then
-    echo "{job.name}-$(date +%s)" > "$run_dir/rendezvous"
-  else
-    sleep 10
-  fi
-  id="$(< "$run_dir/rendezvous")"
-  if {command}; then
-    exit 0
-  fi
-  echo "Start $attempt failed; all machines start again from the newest checkpoint." >&2
-  sleep 30
-done
-echo "Gave up after {job.restarts} restarts." >&2
-exit 1
+{job.exports()}\
+exec {command}
 """
     }
 

@@ -164,7 +164,10 @@ def lost_sentence(lost: list[Place], *, here: Place, now: float) -> str:
     own = f"Rank {here.rank} could not go on with the {here.doing} of step {here.step}"
     remedy = "`mds-train resume RUN_DIR` goes on from the newest checkpoint."
     if not lost:
-        return f"{own}: a collective failed, and no rank is known to be behind. {remedy}"
+        return (
+            f"{own}: a collective failed, and no rank is known to be behind; where all say so, "
+            f"look at the network between the machines. {remedy}"
+        )
     names = " and ".join(_describe(place, here=here, now=now) for place in lost[:3])
     more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
     return f"{own}: {names}{more}. {remedy}"
