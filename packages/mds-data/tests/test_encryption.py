@@ -33,6 +33,7 @@ from mds_data.datasets.sentence_dataset import store_vocabulary
 from mds_data.encryption import keys
 from mds_data.encryption.envelope import envelope_from_json, envelope_to_json
 from mds_data.encryption.segments import FileKey, SealedFile, cut_at, sealed_blocks, sealed_size
+from mds_data.store import sealed_folder
 from mds_data.store.commit import FileOperations
 from mds_data.store.encrypt import decrypt_store, encrypt_store, rotate_key
 from mds_data.store.erase import erase_documents
@@ -346,6 +347,26 @@ def test_a_rotation_changes_the_envelope_only(sealed, identity, tmp_path):
     with pytest.raises(SealedError, match="does not open"):
         open_store(sealed, key=identity[1])
     assert_holds(open_store(sealed, key=KeySource(identity=tmp_path / "new.txt")), DOCUMENTS)
+
+
+def test_a_store_can_be_opened_while_its_keys_change(sealed, identity, tmp_path, monkeypatch):
+    """The old key file goes between the reader's look at the envelope and at the key."""
+    recipient = keys.new_identity(tmp_path / "new.txt")
+    both = tmp_path / "both.txt"
+    both.write_text((tmp_path / "key.txt").read_text() + (tmp_path / "new.txt").read_text())
+    waiting = [lambda: rotate_key(sealed, old=identity[1], recipients=[recipient])]
+    real = sealed_folder.envelope_from_json
+
+    def slowly(data, *, name):
+        found = real(data, name=name)
+        if waiting:
+            waiting.pop()()
+        return found
+
+    monkeypatch.setattr(sealed_folder, "envelope_from_json", slowly)
+
+    assert_holds(open_store(sealed, key=KeySource(identity=both)), DOCUMENTS)
+    assert not waiting
 
 
 def test_key_files_are_their_owners_only(identity):

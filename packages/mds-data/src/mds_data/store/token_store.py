@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mds_data.encryption.keys import KeySource
 from mds_data.errors import DamagedError, SealedError, StoreError
-from mds_data.store.folder import StoreFolder, is_store, read_manifest
+from mds_data.store.folder import StoreFolder, is_store, read_manifest, read_manifest_bytes
 from mds_data.store.indexed_dataset import pair_prefix, read_indexed_dataset
 from mds_data.store.reader import ShardedArray, TokenSource
 from mds_data.store.records import Manifest, Segment
@@ -327,9 +327,7 @@ def open_store(
         pair = read_indexed_dataset(root)
         return TokenStore(pair.root, pair.manifest, [pair])
     if key is not None and is_sealed(root):
-        folder = SealedFolder(root, key, expect=expect)
-        part = StorePart(root, folder.manifest, folder)
-        return TokenStore(root, folder.manifest, [part], key=key)
+        return _open_sealed(root, key, expect=expect)
     before = b""
     for attempt in range(_ATTEMPTS):
         manifest, data = read_manifest(root)
@@ -341,6 +339,20 @@ def open_store(
             if data == before and attempt >= 3:
                 raise
             before = data
+    raise StoreError(f"{root}: keeps changing while it is opened; open it when its writer is done")
+
+
+def _open_sealed(root: Path, key: KeySource, *, expect: str | None) -> TokenStore:
+    for _ in range(_ATTEMPTS):
+        envelope = read_manifest_bytes(root)
+        try:
+            folder = SealedFolder(root, key, expect=expect)
+        except DamagedError:
+            if read_manifest_bytes(root) == envelope:  # else its keys are being changed
+                raise
+        else:
+            part = StorePart(root, folder.manifest, folder)
+            return TokenStore(root, folder.manifest, [part], key=key)
     raise StoreError(f"{root}: keeps changing while it is opened; open it when its writer is done")
 
 
