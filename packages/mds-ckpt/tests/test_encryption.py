@@ -28,6 +28,7 @@ from mds_ckpt.cli import main
 from mds_ckpt.encryption import keys, segments
 from mds_ckpt.encryption.envelope import envelope_from_json, envelope_to_json
 from mds_ckpt.encryption.segments import SEGMENT_SIZE
+from mds_ckpt.files import sealed_folder
 from mds_ckpt.files.file_operations import FileOperations
 from mds_ckpt.files.sealed_folder import SealedFolder
 from mds_ckpt.protection.encrypt import decrypt_checkpoint, encrypt_checkpoint, rotate_key
@@ -213,6 +214,26 @@ def test_a_rotation_changes_the_envelope_only(sealed, identity, tmp_path) -> Non
     with pytest.raises(SealedError, match="opens by a passphrase"):
         open_checkpoint(sealed, key=identity[1])
     open_checkpoint(sealed, key=KeySource(passphrase_file=tmp_path / "pw"))
+
+
+def test_a_checkpoint_can_be_opened_while_its_keys_change(
+    sealed, identity, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipient = keys.new_identity(tmp_path / "new.txt")
+    both = tmp_path / "both.txt"
+    both.write_text((tmp_path / "key.txt").read_text() + (tmp_path / "new.txt").read_text())
+    waiting = [lambda: rotate_key(sealed, old=identity[1], recipients=[recipient])]
+    real = sealed_folder.unlock
+
+    def slowly(*given, **options):
+        if waiting:
+            waiting.pop()()
+        return real(*given, **options)
+
+    monkeypatch.setattr(sealed_folder, "unlock", slowly)
+
+    assert open_checkpoint(sealed, key=KeySource(identity=both)).step == 7
+    assert not waiting
 
 
 @pytest.mark.parametrize("make", [Killed, full])

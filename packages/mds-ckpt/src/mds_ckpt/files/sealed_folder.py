@@ -54,13 +54,7 @@ class SealedFolder:
 
     def __init__(self, folder: Path, source: KeySource, *, expect: str | None = None) -> None:
         self.folder = folder
-        self.contents: Contents = unlock(
-            read_envelope(folder),
-            source,
-            read_file=lambda name: read_whole(folder / name, limit=_LARGEST_MANIFEST),
-            name=str(folder),
-            expect=expect,
-        )
+        self.contents: Contents = _unlocked(folder, source, expect=expect)
 
     def file(self, name: str, size: int) -> SealedRegularFile:
         """The file that has ``size`` bytes when it is opened; RejectedError if there is none."""
@@ -77,3 +71,25 @@ class SealedFolder:
             key=self.contents.key(name),
             size=size,
         )
+
+
+def _unlocked(folder: Path, source: KeySource, *, expect: str | None) -> Contents:
+    """Unlock a folder; once more where another process changes its keys meanwhile."""
+    envelope = read_envelope(folder)
+    try:
+        return _unlock(folder, envelope, source, expect=expect)
+    except RejectedError:
+        newer = read_envelope(folder)
+        if newer == envelope:
+            raise
+        return _unlock(folder, newer, source, expect=expect)
+
+
+def _unlock(folder: Path, envelope: Envelope, source: KeySource, *, expect: str | None) -> Contents:
+    return unlock(
+        envelope,
+        source,
+        read_file=lambda name: read_whole(folder / name, limit=_LARGEST_MANIFEST),
+        name=str(folder),
+        expect=expect,
+    )
