@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from generation_ranks import END, NEW, PROMPTS, answers, generated_by_all_ranks
 from hf_folders import FAMILIES, write_folder
 
-from mds_core import Layout, ProcessGroups
-from mds_core.models import GPT
 from mds_kernels.testing import run_ranks
 from mds_train.generate import (
     BeamSearch,
@@ -21,10 +20,6 @@ from mds_train.generate import (
     generate,
     load_model,
 )
-
-PROMPTS = [[5, 9, 300, 17], [42], [8, 8, 8, 210, 100, 7, 31], [1, 2]]
-END = 0
-NEW = 24
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -138,17 +133,6 @@ def test_likelihoods_are_theirs(folder: Path, theirs) -> None:
         told = [*run.prompt_tokens, *run.tokens]
         actual = torch.tensor([token.logprob for token in told[1:]])
         torch.testing.assert_close(actual, expected, atol=2e-5, rtol=0)
-
-
-def generated_by_all_ranks(folder: str) -> list[list[int]]:
-    return answers(load_model(folder, groups=ProcessGroups.build(Layout(tp_size=2))))
-
-
-def answers(model: GPT) -> list[list[int]]:
-    sampling = Sampling(temperature=0.8, repetition_penalty=1.2)
-    drawn = generate(model, PROMPTS, max_new_tokens=NEW, sampling=sampling, end_token=END)
-    beams = beam_search(model, PROMPTS[0], max_new_tokens=NEW, search=BeamSearch(beams=3))
-    return [*drawn, *(list(beam.tokens) for beam in beams)]
 
 
 def test_ranks_that_share_the_model_generate_what_one_does(tmp_path: Path) -> None:

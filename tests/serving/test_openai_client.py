@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from conftest import serving
+
+pytest.importorskip("uvicorn", reason="the extra [serve] is not installed")
+
+from served_model import serving
 
 from mds_train.generate.command import LoadedModel
 from mds_train.serve.guard import Protection

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
-from conftest import Served
+
+pytest.importorskip("uvicorn", reason="the extra [serve] is not installed")
+
+from served_model import Served
 
 from mds_train.generate import Request, Sampling, complete
 

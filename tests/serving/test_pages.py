@@ -8,8 +8,11 @@ import runpy
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("uvicorn", reason="the extra [serve] is not installed")
+
 from chromium import browsing, find_chromium
-from conftest import Served, serving
+from served_model import Served, serving
 
 from mds_train.generate.command import LoadedModel
 from mds_train.serve.guard import Protection

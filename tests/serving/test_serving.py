@@ -16,7 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conftest import JSON, Served, serving
+
+pytest.importorskip("uvicorn", reason="the extra [serve] is not installed")
+
+from served_model import JSON, Served, serving
 
 from mds_train.generate.command import LoadedModel
 from mds_train.serve.guard import Protection
@@ -93,12 +96,19 @@ def test_a_request_has_its_time(ready: LoadedModel) -> None:
 
 
 def test_more_than_may_wait_are_sent_away(ready: LoadedModel) -> None:
-    with serving(ready, "--slots", "1", "--max-waiting", "2", gated=True) as server:
-        status, answer = server.ask("/v1/completions", {**SHORT, "n": 3})
+    with (
+        serving(ready, "--slots", "1", "--max-waiting", "2", gated=True) as server,
+        ThreadPoolExecutor(1) as elsewhere,
+    ):
+        never, _ = server.ask("/v1/completions", {**SHORT, "n": 4})
+        first = elsewhere.submit(server.ask, "/v1/completions", {**SHORT, "n": 2})
+        server.submitted.acquire()
+        status, answer = server.ask("/v1/completions", {**SHORT, "n": 2})
         server.gate.let_all()
-        fine, _ = server.ask("/v1/completions", {**SHORT, "n": 2})
+        fine, _ = first.result(60)
+        later, _ = server.ask("/v1/completions", {**SHORT, "n": 3})
 
-    assert (status, fine) == (429, 200)
+    assert (never, status, fine, later) == (400, 429, 200, 200)
     assert answer["error"]["type"] == "rate_limit_error"
 
 

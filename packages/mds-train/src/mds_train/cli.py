@@ -176,7 +176,7 @@ def _evaluate_parser(commands: _Commands[argparse.ArgumentParser]) -> argparse.A
     return _taught_parser(
         commands,
         "evaluate",
-        "Measure a model: perplexity, LAMBADA, tasks of lm-evaluation-harness; BLEU.",
+        "Measure a model: perplexity, LAMBADA, lm-evaluation-harness, BLEU, GLUE, RACE.",
         examples=EXAMPLES,
         add_arguments=add_arguments,
         command=_evaluate,

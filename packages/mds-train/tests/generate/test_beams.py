@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from itertools import product
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from mds_core import GPTConfig, ProcessGroups
 from mds_core.models import GPT
 from mds_train.generate import BeamSearch, beam_search, generate
+from mds_train.generate.beams import _State
 
 VOCAB, LENGTH = 5, 4
 
@@ -61,6 +63,28 @@ def test_an_end_token_ends_a_beam_and_counts_in_its_score(model: GPT) -> None:
         expected = log_probability(model, prompt, counted) / len(counted) ** 2
         assert beam.score == pytest.approx(expected, abs=1e-5)
         assert end not in beam.tokens
+
+
+def test_the_search_goes_on_while_a_longer_answer_may_become_better() -> None:
+    a, b, end = 0, 1, 2
+    chances = {  # of a, b and the end after what was said
+        (): (0.5, 0.499, 0.001),
+        (a,): (0.26, 0.0, 0.74),
+        (b,): (1.0, 0.0, 0.0),
+        (b, a): (0.4, 0.0, 0.6),
+        (b, a, a): (0.0, 0.0, 1.0),
+    }
+    search = BeamSearch(beams=2, length_penalty=2.0)
+    state = _State((a,), search=search, end_tokens=frozenset({end}), longest=6)
+
+    going = True
+    while going:
+        rows = [chances.get(said, (0.4, 0.3, 0.3)) for said in state.running]
+        going = state.advance(torch.tensor(rows).clamp_min(1e-9).log()) is not None
+
+    # Two answers were there when its beginning was only the third best sum.
+    assert state.best()[0].tokens == (b, a, a)
+    assert state.best()[0].score == pytest.approx(math.log(0.499 * 0.4) / 4**2, rel=1e-4)
 
 
 def test_one_beam_is_greedy(model: GPT) -> None:

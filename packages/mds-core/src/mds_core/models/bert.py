@@ -208,9 +208,7 @@ class Bert(nn.Module):
             padding_mask: [b, s] true where there is a token, false in padding; no padding if None.
             dropout_key: Needed in training mode if the model has dropout.
         """
-        context = self._context(tokens, padding_mask, dropout_key)
-        types = torch.zeros_like(tokens) if token_types is None else token_types
-        hidden, _ = self.encoder(self.embedding(tokens, types, context), context)
+        hidden = self._encoded(tokens, token_types, padding_mask, dropout_key)
         words, binary = self._word_scores(hidden), self._binary_scores(hidden)
         if labels is None:
             words = gather(words, group=self.groups.tp, dim=-1)
@@ -222,6 +220,42 @@ class Bert(nn.Module):
             precision = torch.promote_types(binary.dtype, torch.float32)
             binary_sum = F.cross_entropy(binary.to(precision), binary_labels, reduction="sum")
         return BertLoss(weighted.sum(), losses.detach(), binary_sum)
+
+    def pooled(
+        self,
+        tokens: Tensor,
+        *,
+        token_types: Tensor | None = None,
+        padding_mask: Tensor | None = None,
+        dropout_key: DropoutKey | None = None,
+    ) -> Tensor:
+        """One vector [b, h] of each sample, on which heads of other tasks can stand.
+
+        Args:
+            tokens: As for `forward`.
+            token_types: As for `forward`.
+            padding_mask: As for `forward`.
+            dropout_key: As for `forward`.
+
+        Raises:
+            ValueError: The model has no pooler.
+        """
+        if self.pooler is None:
+            raise ValueError("this BERT has no pooler; build it with binary_head=True.")
+        hidden = self._encoded(tokens, token_types, padding_mask, dropout_key)
+        return self.pooler(hidden)  # type: ignore[no-any-return]
+
+    def _encoded(
+        self,
+        tokens: Tensor,
+        token_types: Tensor | None,
+        padding_mask: Tensor | None,
+        dropout_key: DropoutKey | None,
+    ) -> Tensor:
+        context = self._context(tokens, padding_mask, dropout_key)
+        types = torch.zeros_like(tokens) if token_types is None else token_types
+        hidden, _ = self.encoder(self.embedding(tokens, types, context), context)
+        return hidden  # type: ignore[no-any-return]
 
     def _context(
         self, tokens: Tensor, padding_mask: Tensor | None, dropout_key: DropoutKey | None

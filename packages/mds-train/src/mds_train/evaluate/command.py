@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from mds_train.errors import ExitCode, InputError, UsageError
 from mds_train.generate.command import add_model_arguments, loaded
 
 if TYPE_CHECKING:
+    from mds_train.evaluate.classifier import Encoder, Sample
     from mds_train.generate.command import LoadedModel
     from mds_train.launch import Environment
 
@@ -26,8 +27,11 @@ examples:
   mds-train evaluate lambada runs/first --data lambada_test.jsonl --strict
   mds-train evaluate harness runs/first --tasks lambada_openai,arc_easy --shots 0
   mds-train evaluate bleu --hypotheses answers.jsonl --references newstest.de
+  mds-train evaluate glue bert-folder --task MNLI --train-data train.tsv --valid-data dev.tsv
+  mds-train evaluate race bert-folder --train-data RACE/train/high --valid-data RACE/dev/high
 """
 _TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none")
+_GLUE = ("CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", "RTE")
 _Action = Callable[[argparse.Namespace, "Environment"], Mapping[str, Any]]
 
 
@@ -39,6 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("lambada", "LAMBADA: the last word of each passage.", _passages, _lambada),
         ("harness", "Tasks of lm-evaluation-harness.", _tasks, _harness),
         ("bleu", "BLEU and chrF of translations, by sacrebleu.", _translations, _bleu),
+        ("glue", "Fine-tune a BERT on a task of GLUE, and judge it.", _glue_arguments, _glue),
+        ("race", "Fine-tune a BERT on RACE, and judge it.", _tuning_arguments, _race),
     ):
         measure = measures.add_parser(name, help=text, description=text, allow_abbrev=False)
         add(measure)
@@ -74,8 +80,9 @@ def run(options: argparse.Namespace, environment: Environment) -> int:
 
 
 def _show(found: Mapping[str, Any]) -> None:
-    width = max(len(name) for name in found)
-    for name, value in found.items():
+    shown_ones = {name: value for name, value in found.items() if not isinstance(value, list)}
+    width = max(len(name) for name in shown_ones)
+    for name, value in shown_ones.items():
         shown = f"{value:.6g}" if isinstance(value, float) else value
         sys.stdout.write(f"{name:<{width}}  {shown}\n")
 
@@ -135,6 +142,35 @@ def _tasks(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=int, default=8, metavar="N", help="computed together (%(default)s)")
     add("--chat", action="store_true", help="write the questions as conversations")
     add("--chat-template", metavar="T", help="a known format or a file, instead of its own")
+
+
+def _glue_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--task", required=True, metavar="TASK", help=f"one of {', '.join(_GLUE)}")
+    _tuning_arguments(parser)
+
+
+def _tuning_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("checkpoint", type=Path, help="a pretrained BERT, in any format that mds-ckpt opens")
+    add("--tokenizer", type=Path, metavar="F", help="a tokenizer.json instead of its own")
+    add("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    for name, text in (("train", "to learn from"), ("valid", "to judge by, after each epoch")):
+        add(
+            f"--{name}-data",
+            type=Path,
+            nargs="+",
+            required=True,
+            metavar="F",
+            help=f"the published files {text}",
+        )
+    add("--epochs", type=int, default=3, metavar="N", help="(%(default)s)")
+    add("--batch-size", type=int, default=32, metavar="N", help="(%(default)s)")
+    add("--lr", type=float, default=2e-5, metavar="X", help="highest rate (%(default)g)")
+    add("--warmup", type=float, default=0.1, metavar="X", help="share of steps (%(default)g)")
+    add("--weight-decay", type=float, default=0.01, metavar="X", help="(%(default)g)")
+    add("--dropout", type=float, default=0.1, metavar="X", help="(%(default)g)")
+    add("--seq-length", type=int, metavar="N", help="tokens; all positions when left out")
+    add("--seed", type=int, default=1234, help="(%(default)s)")
 
 
 def _translations(parser: argparse.ArgumentParser) -> None:
@@ -244,6 +280,110 @@ def _bleu(options: argparse.Namespace, environment: Environment) -> Mapping[str,
         lowercase=options.lowercase,
     )
     return dataclasses.asdict(found)
+
+
+def _glue(options: argparse.Namespace, environment: Environment) -> Mapping[str, Any]:
+    from mds_train.evaluate.classifier import Sample
+    from mds_train.evaluate.glue import TASKS, read_glue
+
+    task = TASKS.get(options.task)
+    if task is None:
+        raise UsageError(f"--task {options.task}: take one of {', '.join(_GLUE)}.")
+
+    def samples(paths: Sequence[Path], encoder: Encoder) -> list[Sample]:
+        return [
+            Sample((encoder.row(each.first, each.second),), each.label)
+            for path in paths
+            for each in read_glue(_existing(path), task)
+        ]
+
+    found = _tuned(
+        options,
+        environment,
+        samples=samples,
+        outputs=len(task.labels) or 1,
+        metrics=task.metrics,
+        cut="longest_first",
+    )
+    return {"task": options.task, **found}
+
+
+def _race(options: argparse.Namespace, environment: Environment) -> Mapping[str, Any]:
+    from mds_train.evaluate.classifier import Sample
+    from mds_train.evaluate.race import read_race
+
+    def samples(paths: Sequence[Path], encoder: Encoder) -> list[Sample]:
+        return [
+            Sample(tuple(encoder.row(each.article, text) for text in each.statements), each.right)
+            for each in read_race(paths)
+        ]
+
+    found = _tuned(
+        options,
+        environment,
+        samples=samples,
+        outputs=1,
+        metrics=("accuracy",),
+        cut="only_first",
+    )
+    return {"task": "RACE", **found}
+
+
+def _tuned(
+    options: argparse.Namespace,
+    environment: Environment,
+    *,
+    samples: Callable[[Sequence[Path], Encoder], list[Sample]],
+    outputs: int,
+    metrics: Sequence[str],
+    cut: str,
+) -> dict[str, Any]:
+    from mds_train.evaluate.classifier import Encoder, load_classifier
+    from mds_train.evaluate.glue import judge
+    from mds_train.evaluate.tuning import Tuning, guesses, tune
+    from mds_train.generate.command import chosen_device
+    from mds_train.generate.model import load_tokenizer
+
+    if environment.world_size > 1:
+        raise UsageError("GLUE and RACE are tuned in one process; start without torchrun.")
+    if not 0 <= options.dropout < 1:
+        raise UsageError(f"--dropout {options.dropout} must lie between 0 and 1.")
+    settings = Tuning(
+        epochs=options.epochs,
+        batch_size=options.batch_size,
+        lr=options.lr,
+        warmup=options.warmup,
+        weight_decay=options.weight_decay,
+        seed=options.seed,
+    )
+    model = load_classifier(
+        options.checkpoint,
+        outputs=outputs,
+        dropout=options.dropout,
+        seed=options.seed,
+        device=chosen_device(options.device),
+    )
+    positions = model.trunk.config.max_position_embeddings
+    length = options.seq_length or positions
+    if not 8 <= length <= positions:
+        raise InputError(f"--seq-length {length}: it lies between 8 and the {positions} positions.")
+    tokenizer = load_tokenizer(options.checkpoint, tokenizer=options.tokenizer)
+    encoder = Encoder(tokenizer, length=length, cut=cut)
+    training, validation = (
+        samples(each, encoder) for each in (options.train_data, options.valid_data)
+    )
+
+    def judged() -> dict[str, float]:
+        found = guesses(model, validation, batch_size=options.batch_size)
+        return judge(metrics, found, [sample.label for sample in validation])
+
+    history = tune(model, training, settings, judged=judged)
+    return {
+        "train_samples": len(training),
+        "valid_samples": len(validation),
+        **(judged() if not history else {name: history[-1][name] for name in metrics}),
+        "epochs": history,
+    }
 
 
 def _existing(path: Path) -> Path:

@@ -42,7 +42,7 @@ class ContinuousBatch:
 
     def __init__(self, model: GPT, *, slots: int, max_length: int) -> None:
         self._model = model
-        self._slots = slots
+        self.slots = slots
         self.max_length = max_length
         self._cache = model.new_slots(slots, max_length=max_length)
         self._active: list[Running] = []
@@ -113,7 +113,7 @@ class ContinuousBatch:
     def _admit(self) -> list[Running]:
         """Compute the prompts of those for whom there are slots, and choose their first tokens."""
         joined: list[Running] = []
-        while self._waiting and len(self._active) < self._slots:
+        while self._waiting and len(self._active) < self.slots:
             group = self._next_group()
             logits = self._read_prompts(group)
             for running, row in zip(group, logits, strict=True):
@@ -126,7 +126,7 @@ class ContinuousBatch:
 
     def _next_group(self) -> list[Running]:
         """Those whose prompts are computed together: the same one, or equally long ones."""
-        free = self._slots - len(self._active)
+        free = self.slots - len(self._active)
         first = self._waiting[0]
         for alike in (_same_prompt, _same_length):
             group = list(islice(takewhile(partial(alike, first), self._waiting), free))

@@ -23,7 +23,15 @@ if TYPE_CHECKING:
     from mds_train.generate.sampling import Sampling
     from mds_train.launch import Environment
 
-__all__ = ["EXAMPLES", "LoadedModel", "add_arguments", "add_model_arguments", "loaded", "run"]
+__all__ = [
+    "EXAMPLES",
+    "LoadedModel",
+    "add_arguments",
+    "add_model_arguments",
+    "chosen_device",
+    "loaded",
+    "run",
+]
 
 EXAMPLES = """\
 examples:
@@ -161,7 +169,7 @@ def loaded(options: argparse.Namespace, environment: Environment) -> Iterator[Lo
     checkpoint = find_checkpoint(options.checkpoint)
     tokenizer = load_tokenizer(checkpoint, tokenizer=options.tokenizer)
     with contextlib.ExitStack() as stack:
-        groups, device = None, _device(options.device)
+        groups, device = None, chosen_device(options.device)
         if environment.world_size > 1:
             started = distributed(environment, device=options.device, timeout_seconds=600)
             device = stack.enter_context(started)
@@ -176,7 +184,12 @@ def loaded(options: argparse.Namespace, environment: Environment) -> Iterator[Lo
         )
 
 
-def _device(name: str) -> torch.device:
+def chosen_device(name: str) -> torch.device:
+    """The device that "auto", "cpu" or "cuda" means here.
+
+    Raises:
+        InputError: If there is none.
+    """
     import torch
 
     present = torch.cuda.is_available()

@@ -14,7 +14,7 @@ from torch import Tensor
 from mds_ckpt import Checkpoint, open_checkpoint
 from mds_ckpt.companions import read_json
 from mds_core import GPTConfig, ProcessGroups
-from mds_core.models import GPT
+from mds_core.models import GPT, Bert
 from mds_core.sharding import cut
 from mds_train.errors import InputError
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from tokenizers import Tokenizer
 
-__all__ = ["end_tokens", "find_checkpoint", "load_model", "load_tokenizer"]
+__all__ = ["end_tokens", "fill", "find_checkpoint", "load_model", "load_tokenizer"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def load_model(
     dtype = dtype or _stored_dtype(checkpoint)
     model = GPT(config, groups or ProcessGroups.single(), dtype=dtype, device="meta")
     model.to_empty(device=device)
-    _fill(model, checkpoint)
+    fill(model, checkpoint)
     return model.eval()
 
 
@@ -151,9 +151,29 @@ def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
 
 
 @torch.no_grad()
-def _fill(model: GPT, checkpoint: Checkpoint) -> None:
+def fill(
+    model: GPT | Bert, checkpoint: Checkpoint, *, may_lack: tuple[str, ...] = ()
+) -> frozenset[str]:
+    """Write a checkpoint's weights into a model.
+
+    Args:
+        model: or a rank's share of one.
+        checkpoint: of any layout.
+        may_lack: beginnings of names that the checkpoint need not have; they stay as they are.
+
+    Returns:
+        Names that the checkpoint lacks.
+
+    Raises:
+        InputError: If the checkpoint lacks another parameter or has one of another shape.
+    """
     shards = model.parameter_shards()
+    lacking = {
+        name for name in shards if name.startswith(may_lack) and name not in checkpoint.tensors
+    }
     for name, parameter in model.named_parameters():
+        if name in lacking:
+            continue
         stored = checkpoint.tensor(name)
         shard = shards[name]
         if tuple(stored.shape) != shard.global_shape:
@@ -166,6 +186,7 @@ def _fill(model: GPT, checkpoint: Checkpoint) -> None:
     unused = sorted(set(checkpoint.tensors) - set(shards))
     if unused:
         logger.warning("The model has no place for %s; left aside.", ", ".join(unused))
+    return frozenset(lacking)
 
 
 def _to_torch(array: np.ndarray[Any, Any]) -> Tensor:

@@ -63,7 +63,7 @@ class Worker:
     Args:
         batch: The sequences' slots; this thread alone touches it.
         tokenizer: Of the model.
-        most_waiting: Jobs that may wait for a slot.
+        most_waiting: Jobs that may wait while all slots are taken.
     """
 
     def __init__(self, batch: ContinuousBatch, tokenizer: Tokenizer, *, most_waiting: int) -> None:
@@ -123,15 +123,20 @@ class Worker:
 
         Raises:
             Busy: If too many wait already, or the server is about to end.
-            ValueError: If one does not fit the model.
+            ValueError: If one does not fit the model, or they would be too many for an idle server.
         """
         for request, _ in asked:
             self.check(request)
+        most = self._most_waiting + self._batch.slots
+        if len(asked) > most:
+            raise ValueError(
+                f"The request asks for {len(asked)} answers; this server takes {most} at a time."
+            )
         jobs = [self._job(*each, number, listener) for number, each in enumerate(asked)]
         with self._wake:
             if self._stopping or self.failure is not None:
                 raise Busy(self.failure or "The server is about to end.")
-            if self.waiting + len(jobs) > self._most_waiting:
+            if self.active + self.waiting + len(jobs) > most:
                 raise Busy("Too many requests wait already; try again later.")
             self._arrived += jobs
             self._wake.notify()
