@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from mds_data.errors import DataError
 from mds_data.privacy import (
     MODES,
     AllowList,
+    Finding,
     Redactor,
     find,
     national_checks,
@@ -342,7 +345,7 @@ def test_no_file_that_the_command_writes_holds_a_value(tmp_path: Path, workers: 
 
     assert code == 0
     written = [path.read_text("utf-8") for path in output.iterdir()]
-    assert len(written) == 3
+    assert len(written) == 4  # with where the records come from
     for _, _, value in FOUND:
         assert not any(value in text or json.dumps(value)[1:-1] in text for text in written), value
     report = json.loads((output / "report.json").read_text())
@@ -392,3 +395,23 @@ def test_a_word_that_was_given_out_already_still_vouches_for_the_number_behind_i
     redacted = "".join(redact_stream([piece, " and more"], Redactor()))
 
     assert redacted.split() == ["tel", "<PHONE>", "and", "more"]
+
+
+@pytest.mark.skipif(find_spec("presidio_analyzer") is not None, reason="Presidio is installed")
+def test_names_need_their_extra(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "raw.jsonl").write_text('{"text": "Angela Merkel"}\n')
+    run = ["redact", "--input", str(tmp_path / "raw.jsonl"), "--names", "en_core_web_sm"]
+
+    assert main([*run, "--output", str(tmp_path / "clean.jsonl")]) != 0
+    assert "mds-data[names]" in capsys.readouterr().err
+    assert not (tmp_path / "clean.jsonl").exists()
+
+
+def test_names_join_what_rules_find() -> None:
+    def smiths(text: str) -> list[Finding]:
+        return [Finding(*found.span(), "NAME") for found in re.finditer("Smith", text)]
+
+    redactor = Redactor(names=smiths, allow=AllowList(["Jones"]))
+
+    assert redactor("Smith <smith@example.org>, Smith@example.org") == "<NAME> <<EMAIL>>, <EMAIL>"
+    assert redactor.counts == {"NAME": 1, "EMAIL": 2}

@@ -69,6 +69,7 @@ def _settings(arguments: argparse.Namespace) -> RedactionSettings:
         kinds=chosen_kinds(arguments.kinds, arguments.keep_kinds),
         key=read_key(arguments.key_file),
         allow=read_allowed(arguments.allow),
+        names=arguments.names,
         json_keys=tuple(arguments.json_keys),
         all_fields=arguments.all_fields,
         drop_keys=tuple(arguments.drop_keys),

@@ -53,6 +53,12 @@ def add_rules(add: Callable[..., Any], *, prefix: str) -> None:
         help="all but these",
     )
     add(
+        f"--{prefix}names",
+        metavar="MODEL",
+        help="names of persons too, as a spaCy model guesses them that is installed, or its folder "
+        "(extra [names])",
+    )
+    add(
         f"--{prefix}allow",
         type=Path,
         metavar="F",

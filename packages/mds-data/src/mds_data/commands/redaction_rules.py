@@ -23,6 +23,7 @@ def optional_rules(arguments: argparse.Namespace) -> RedactionRules | None:
         DataError: The key is missing, too short, or others can read it.
     """
     given = [arguments.redact_key_file, arguments.redact_kinds, arguments.redact_allow]
+    given.append(arguments.redact_names)
     if arguments.redact is None:
         if any(each is not None for each in given) or arguments.redact_keep_kinds:
             raise UsageError("options that begin with --redact- need --redact too.")
@@ -32,6 +33,7 @@ def optional_rules(arguments: argparse.Namespace) -> RedactionRules | None:
         kinds=chosen_kinds(arguments.redact_kinds, arguments.redact_keep_kinds),
         key=read_key(arguments.redact_key_file),
         allow=read_allowed(arguments.redact_allow),
+        names=arguments.redact_names,
     )
     rules.redactor()  # refuses a weak key before anything is read
     return rules

@@ -11,7 +11,7 @@ from typing import Any
 
 from mds_data.curation.redact import Redacted, RedactionSettings
 from mds_data.preprocess.report import InputRecord, ProblemLog
-from mds_data.privacy.findings import KINDS, Kind
+from mds_data.privacy.findings import ALL_KINDS, Kind
 
 __all__ = ["RedactionReport", "samples_page"]
 
@@ -55,7 +55,7 @@ class RedactionReport:
             "inputs": [asdict(each) for each in self.inputs],
             "documents": self.documents,
             "documents_changed": self.touched,
-            "replaced": {kind: self.counts[kind] for kind in KINDS if self.counts[kind]},
+            "replaced": {kind: self.counts[kind] for kind in ALL_KINDS if self.counts[kind]},
             "left_out": self.problems.as_json(),
         }
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from mds_data.privacy.findings import KINDS, Kind
+from mds_data.privacy.findings import ALL_KINDS, Kind
 from mds_data.privacy.replacement import ROUNDS
 from mds_data.privacy.rules import RedactionRules
 from mds_data.privacy.stream import redact_stream
@@ -30,7 +30,7 @@ class RedactionTally:
 
     def as_json(self) -> dict[str, Any]:
         """The numbers, for a manifest."""
-        found = {kind: self.replaced[kind] for kind in KINDS if self.replaced[kind]}
+        found = {kind: self.replaced[kind] for kind in ALL_KINDS if self.replaced[kind]}
         return {"documents_changed": self.changed, "replaced": found}
 
     @classmethod

@@ -6,7 +6,7 @@ from bisect import bisect
 from collections.abc import Iterable
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
-__all__ = ["KINDS", "Finding", "Kind", "is_word", "lower", "without_overlaps"]
+__all__ = ["ALL_KINDS", "KINDS", "Finding", "Kind", "is_word", "lower", "without_overlaps"]
 
 Kind: TypeAlias = Literal[
     "SECRET",
@@ -18,12 +18,15 @@ Kind: TypeAlias = Literal[
     "NATIONAL_ID",
     "PASSPORT",
     "PHONE",
+    "NAME",
 ]
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
-"""All kinds; of findings that overlap, the one whose kind comes first stays."""
+ALL_KINDS: tuple[Kind, ...] = get_args(Kind)
+"""Of findings that overlap, the one whose kind comes first stays."""
+KINDS: tuple[Kind, ...] = tuple(kind for kind in ALL_KINDS if kind != "NAME")
+"""What rules find. Names take a model."""
 
-_RANK = {kind: rank for rank, kind in enumerate(KINDS)}
+_RANK = {kind: rank for rank, kind in enumerate(ALL_KINDS)}
 
 
 class Finding(NamedTuple):
@@ -35,7 +38,7 @@ class Finding(NamedTuple):
 
 
 def without_overlaps(findings: Iterable[Finding]) -> list[Finding]:
-    """By position; of overlapping ones the kind that comes first in KINDS, then the longer."""
+    """By position; of overlapping ones the kind that comes first in ALL_KINDS, then the longer."""
     kept: list[Finding] = []
     for finding in sorted(findings, key=lambda f: (_RANK[f.kind], f.start - f.end, f.start)):
         place = bisect(kept, finding)

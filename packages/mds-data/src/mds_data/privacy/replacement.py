@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Literal, TypeAlias, get_args
 
 from mds_data.errors import DataError
 from mds_data.privacy.detection import AllowList, find
-from mds_data.privacy.findings import KINDS, Finding, Kind
+from mds_data.privacy.findings import KINDS, Finding, Kind, without_overlaps
 
 __all__ = ["MODES", "ROUNDS", "Mode", "Redactor", "redact"]
 
@@ -31,6 +31,7 @@ class Redactor:
         kinds: What to replace.
         key: Secret of ``pseudonym``, at least 16 bytes. Whoever has it can test a guess.
         allow: Values that stay.
+        names: Finds names of persons, such as a `NameFinder`.
 
     Raises:
         DataError: If a pseudonym is wanted without a good key.
@@ -43,6 +44,7 @@ class Redactor:
         kinds: Collection[Kind] = KINDS,
         key: bytes | None = None,
         allow: AllowList | None = None,
+        names: Callable[[str], Collection[Finding]] | None = None,
     ) -> None:
         if mode == "pseudonym" and (key is None or len(key) < _SHORTEST_KEY):
             raise DataError(
@@ -54,6 +56,7 @@ class Redactor:
         self.counts: Counter[Kind] = Counter()
         self._key = key or b""
         self._allow = allow
+        self._names = names
 
     def __call__(self, text: str) -> str:
         """``text`` with everything replaced. What comes out holds nothing more to replace."""
@@ -66,7 +69,15 @@ class Redactor:
 
     def find(self, text: str) -> list[Finding]:
         """What would be replaced."""
-        return find(text, kinds=self.kinds, allow=self._allow)
+        found = find(text, kinds=self.kinds, allow=self._allow)
+        if self._names is None:
+            return found
+        names = [
+            name
+            for name in self._names(text)
+            if self._allow is None or text[name.start : name.end] not in self._allow
+        ]
+        return without_overlaps([*found, *names])
 
     def replace(self, text: str, findings: Collection[Finding]) -> str:
         """``text`` with these findings replaced, counted."""
