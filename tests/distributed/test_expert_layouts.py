@@ -25,11 +25,11 @@ SPREAD = Layout(4, 1, 2, ep_size=2)
 LAYOUTS = always(
     [
         SPREAD,
-        Layout(4, 2, 1, "bf16", ep_size=2),
         Layout(4, 2, 2, ep_size=2, expert_tensor_parallel=False),
         Layout(4, 1, 1, pp_size=2, ep_size=2),
     ],
     [
+        Layout(4, 2, 1, "bf16", ep_size=2),
         Layout(2, 1, 0, ep_size=2),
         Layout(2, 1, 1, ep_size=2),
         Layout(2, 1, 0, "bf16", ep_size=2),
