@@ -1,4 +1,4 @@
-"""Starts DeepSpeed 0.19 for a model on groups of ours. Only this file and cpu_adam import deepspeed."""
+"""Starts DeepSpeed 0.19 for a model on groups of ours. It and cpu_adam alone import deepspeed."""
 
 from __future__ import annotations
 
