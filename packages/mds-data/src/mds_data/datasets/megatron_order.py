@@ -6,6 +6,7 @@ shuffled apart. The random numbers are numpy's RandomState, as in the original.
 """
 
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 __all__ = ["MegatronOrder", "sample_borders"]
 
-_STRETCH = 2**15
+_STRETCH = 2**17
 """Documents that are worked on while their lengths are in the processor's cache."""
 _LEVELS = 4
 """Of the pyramid of sums; a block has two to this power documents."""
@@ -120,47 +121,57 @@ def sample_borders(
         samples: Samples that the row is cut into.
         seq_length: Tokens between two borders.
     """
-    levels = _pyramid(lengths, documents)
-    blocks = levels[-1]
-    ends = np.cumsum(blocks, dtype=np.int64)
     index = np.empty((samples + 1, 2), np.int64)
-    borders_before = -(-ends // seq_length)  # borders stand at 0, seq_length, 2 * seq_length, ...
-    places = np.repeat(np.arange(len(ends)), np.diff(borders_before, prepend=0))[: samples + 1]
-    left = np.arange(samples + 1, dtype=np.int64) * seq_length
-    left -= (ends - blocks)[places]
-    left = left.astype(blocks.dtype)
+    pyramid = _Pyramid(lengths)
+    done = before = 0  # borders found, tokens passed
+    for start in range(0, len(documents), _STRETCH):
+        levels = pyramid.levels(documents[start : start + _STRETCH])
+        ends = np.cumsum(levels[-1], dtype=np.int64) + before
+        counts = -(-ends // seq_length)  # borders stand at 0, seq_length, 2 * seq_length, ...
+        stop = min(int(counts[-1]), samples + 1)
+        blocks = np.repeat(np.arange(len(ends)), np.diff(counts, prepend=done))[: stop - done]
+        left = np.arange(done, stop) * seq_length - (ends - levels[-1])[blocks]
+        places, offsets = _descend(levels, blocks, left.astype(levels[-1].dtype))
+        index[done:stop, 0], index[done:stop, 1] = places + start, offsets
+        done, before = stop, int(ends[-1])
+    index[0, 0] = 0  # the original starts at the first document even if that is empty
+    return index
+
+
+class _Pyramid:
+    """Lengths of documents, sums of two, of four, ... up to blocks; memory is used again."""
+
+    def __init__(self, lengths: NDArray[np.int64]) -> None:
+        block = 2**_LEVELS
+        dtype = np.int32 if int(lengths.max(initial=0)) * block < 2**31 else np.int64
+        self._lengths = lengths.astype(dtype)
+        self._buffers = [np.empty(_STRETCH >> level, dtype) for level in range(_LEVELS + 1)]
+
+    def levels(self, documents: NDArray[Any]) -> list[NDArray[Any]]:
+        """The levels over some documents, until the next call."""
+        count = len(documents)
+        size = -(-count >> _LEVELS) << _LEVELS
+        levels = [buffer[: size >> level] for level, buffer in enumerate(self._buffers)]
+        # wrap: no test of each number
+        self._lengths.take(documents, mode="wrap", out=levels[0][:count])
+        levels[0][count:] = 0
+        for below, above in pairwise(levels):
+            np.add(below[::2], below[1::2], out=above)
+        return levels
+
+
+def _descend(
+    levels: list[NDArray[Any]], places: NDArray[np.int64], left: NDArray[Any]
+) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """From blocks and offsets in them to documents and offsets in those; writes into both."""
     for level in levels[-2::-1]:
         places <<= 1
         first = level[places]
         is_beyond = left >= first
         places += is_beyond
-        left -= first * is_beyond
-    places[0] = 0  # the original starts at the first document even if that is empty
-    index[:, 0], index[:, 1] = places, left
-    return index
-
-
-def _pyramid(lengths: NDArray[np.int64], documents: NDArray[Any]) -> list[NDArray[Any]]:
-    """The length of each document of the row, sums of two, of four, ... up to blocks.
-
-    By stretches that stay in the processor's cache, which takes half the time.
-    """
-    block = 2**_LEVELS
-    longest = int(lengths.max(initial=0))
-    dtype = np.int32 if longest * block < 2**31 else np.int64
-    sizes = lengths.astype(dtype)
-    count = max(1, -(-len(documents) // block))
-    levels = [np.zeros(count * (block >> level), dtype) for level in range(_LEVELS + 1)]
-    for start in range(0, len(documents), _STRETCH):
-        chosen = documents[start : start + _STRETCH]
-        # wrap: no test of each number
-        sizes.take(chosen, mode="wrap", out=levels[0][start : start + len(chosen)])
-        stop = start + -(-len(chosen) // block) * block
-        for number in range(_LEVELS):
-            part = levels[number][start >> number : stop >> number]
-            above = levels[number + 1][start >> (number + 1) : stop >> (number + 1)]
-            np.add(part[::2], part[1::2], out=above)
-    return levels
+        first *= is_beyond
+        left -= first
+    return places, left
 
 
 def _epochs(epoch: int, *, seq_length: int, num_samples: int | None) -> int:
