@@ -106,15 +106,19 @@ def _events(answer: http.client.HTTPResponse) -> Iterator[dict]:
     raise AssertionError("the stream ended without [DONE]")
 
 
-@contextlib.contextmanager
-def serving(
-    ready: LoadedModel, *options: str, gated: bool = False, protection: Protection | None = None
-) -> Iterator[Served]:
-    """A server with the command's options, in a thread."""
+def options(ready: LoadedModel, *words: str) -> argparse.Namespace:
+    """The command's options."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    chosen = parser.parse_args([str(ready.checkpoint), *options])
-    service = service_of(ready, chosen, protection=protection or Protection())
+    return parser.parse_args([str(ready.checkpoint), *words])
+
+
+@contextlib.contextmanager
+def serving(
+    ready: LoadedModel, *words: str, gated: bool = False, protection: Protection | None = None
+) -> Iterator[Served]:
+    """A server with the command's options, in a thread."""
+    service = service_of(ready, options(ready, *words), protection=protection or Protection())
     gate = Gate(service.worker._batch) if gated else None
     started = threading.Event()
 

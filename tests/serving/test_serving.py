@@ -112,6 +112,22 @@ def test_more_than_may_wait_are_sent_away(ready: LoadedModel) -> None:
     assert answer["error"]["type"] == "rate_limit_error"
 
 
+def test_a_model_that_fails_answers_nobody_and_says_so(ready: LoadedModel) -> None:
+    def fail() -> None:
+        raise RuntimeError("no memory for 'Canary'")
+
+    with serving(ready) as server:
+        server.service.worker._batch.step = fail
+        failed, answer = server.ask("/v1/completions", SHORT)
+        later, _ = server.ask("/v1/completions", SHORT)
+        searched, _ = server.ask("/api", {"prompts": ["a"], "beam_width": 2}, method="PUT")
+        health, _ = server.ask("/health")
+
+    assert (failed, later, searched, health) == (503, 503, 503, 503)
+    assert answer["error"]["type"] == "server_error"
+    assert "Canary" not in answer["error"]["message"]
+
+
 def test_only_who_has_the_token_is_answered(ready: LoadedModel) -> None:
     def bearing(token: str) -> dict[str, str]:
         return {"Authorization": token, "Host": "model.example"}

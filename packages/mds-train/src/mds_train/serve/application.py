@@ -66,10 +66,13 @@ class _Routes:
         return Response(self._page, media_type="text/html", headers=self._page_headers)
 
     async def health(self, _: Any) -> Any:
-        failure = self.service.worker.failure
-        if failure is not None:
-            raise ApiError(503, failure, code="model_failed")
+        self.check_alive()
         return JSONResponse({"status": "ok"})
+
+    def check_alive(self) -> None:
+        """Raise ApiError once the model can answer no more."""
+        if (failure := self.service.worker.failure) is not None:
+            raise ApiError(503, failure, code="model_failed")
 
     async def show_metrics(self, _: Any) -> Any:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
@@ -108,6 +111,7 @@ class _Routes:
 
     async def _beams(self, asked: LegacyAsked) -> Any:
         """A search holds up the other requests for its time; there is one at a time."""
+        self.check_alive()
         (request,), search, tokenizer = asked.requests, asked.search, self.service.reader.tokenizer
         assert search is not None
         loop = asyncio.get_running_loop()
@@ -198,6 +202,7 @@ class _Answer:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(self._queue.put_nowait, (number, piece))
 
+        routes.check_alive()
         self._jobs: list[Job] = routes.service.worker.submit(asked, listen)
 
     async def whole(self) -> list[list[Piece]]:
@@ -233,7 +238,7 @@ class _Answer:
                         first = False
                     self._left -= piece.finish_reason is not None
                     if piece.finish_reason == "error":
-                        raise ApiError(503, service.worker.failure or "", code="model_failed")
+                        self._routes.check_alive()
                     if piece.finish_reason == "cancelled":
                         raise ApiError(503, "The server is ending.", code="shutdown")
                     yield number, piece

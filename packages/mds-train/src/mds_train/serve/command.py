@@ -148,8 +148,10 @@ def _check(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and not value > 0:
             raise UsageError(f"--{name.replace('_', '-')} must be above 0, not {value}.")
-    if options.grace < 0 or not 0 <= options.port < 1 << 16:
-        raise UsageError("--grace must not be negative, and --port lies between 0 and 65535.")
+    if options.grace < 0:
+        raise UsageError(f"--grace must not be negative, not {options.grace}.")
+    if not 0 <= options.port < 1 << 16:
+        raise UsageError(f"--port {options.port} must lie between 0 and 65535.")
 
 
 def _token(options: argparse.Namespace, environment: Environment) -> str | None:

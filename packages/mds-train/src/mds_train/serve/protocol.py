@@ -5,6 +5,7 @@ Beyond OpenAI's members it knows top_k, min_p and repetition_penalty, as other s
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,14 @@ _PENALTIES = ("presence_penalty", "frequency_penalty", "logit_bias", "seed", "st
 _COMMON = frozenset((*_SAMPLING, *_PENALTIES, "model", "n", "stream", "stream_options", "logprobs"))
 _COMPLETION = _COMMON | {"prompt", "max_tokens", "echo", "best_of"}
 _CHAT = _COMMON | {"messages", "max_tokens", "max_completion_tokens", "top_logprobs"}
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_MARKS = (
+    ("<|", r"<\|[^|<>\s]{1,40}\|>"),
+    ("[INST]", r"\[/?INST\]"),
+    ("<<SYS>>", r"<</?SYS>>"),
+    ("_of_turn>", r"<(?:start|end)_of_turn>"),
+    ("</s>", r"</?s>"),
+)
 _IGNORED = frozenset(
     ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 )
@@ -93,7 +102,7 @@ class Reader:
         self.max_length, self._vocab_size, self._names = max_length, vocab_size, names
         self.limits = limits or Limits()
         added = tokenizer.get_added_tokens_decoder().values()
-        self._special = tuple(token.content for token in added if token.special)
+        self._marks = _marks([token.content for token in added if token.special], template)
 
     def completion(self, members: Members) -> Asked:
         """Read a request for completions.
@@ -272,25 +281,23 @@ class Reader:
 
     def _message(self, number: int, given: Any) -> dict[str, str]:
         place = f"messages[{number}]"
-        if not isinstance(given, dict) or not isinstance(given.get("role"), str):
-            raise ApiError(400, f"{place} must have a role and a content.", parameter=place)
+        if not isinstance(given, dict) or given.get("role") not in _ROLES:
+            raise ApiError(400, f"{place} must have a role ({', '.join(_ROLES)}).", parameter=place)
         content = given.get("content")
         if isinstance(content, list):  # parts; only texts are understood
             parts = [part.get("text") for part in content if _is_text_part(part)]
             content = "".join(parts) if len(parts) == len(content) else None
         if not isinstance(content, str):
             raise ApiError(400, f"{place} must have a text as its content.", parameter=place)
-        for text in (content, given["role"]):
-            # Else whoever writes one message could write the end of it and the next one too.
-            for mark in self._special:
-                if mark in text:
-                    raise ApiError(
-                        400,
-                        f"{place} contains {mark!r}, which the model reads as a mark and not as "
-                        "text; leave it out.",
-                        parameter=place,
-                        code="special_token",
-                    )
+        # Else whoever writes one message could write the end of it and the next one too.
+        if (mark := self._marks.search(content)) is not None:
+            raise ApiError(
+                400,
+                f"{place} contains {mark[0]!r}, which the model reads as a mark and not as text; "
+                "leave it out.",
+                parameter=place,
+                code="special_token",
+            )
         return {"role": given["role"], "content": content}
 
     def _new_tokens(
@@ -343,6 +350,17 @@ class Reader:
                 parameter="logit_bias",
             )
         return tuple((int(token), float(value)) for token, value in given.items())
+
+
+def _marks(special: Sequence[str], template: ChatTemplate | None) -> re.Pattern[str]:
+    """What no message may contain: the tokenizer's special tokens, and the template's marks.
+
+    A template may write marks that are ordinary tokens; those of the usual spellings are known.
+    """
+    spelled = [re.escape(text) for text in special if text]
+    if template is not None:
+        spelled += [form for sign, form in _MARKS if sign in template.source]
+    return re.compile("|".join(spelled) or r"(?!)")
 
 
 def _is_text_part(part: Any) -> bool:

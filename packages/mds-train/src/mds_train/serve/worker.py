@@ -184,14 +184,19 @@ class Worker:
             self._wake.notify()
 
     def _run(self) -> None:
+        ended = False
+        try:
+            self._work()
+            ended = True
+        except RuntimeError:  # out of memory, a lost device
+            logger.exception("The model failed; the server answers no more requests.")
+        finally:
+            if not ended:  # whatever it was, nobody may wait for ever
+                self._fail("The model failed; the server's log says how.")
+
+    def _work(self) -> None:
         while self._take():
-            try:
-                changed = self._batch.step()
-            except RuntimeError as error:  # out of memory, a lost device
-                logger.exception("The model failed; the server answers no more requests.")
-                self._fail(f"The model failed: {type(error).__name__}.")
-                return
-            if changed:
+            if self._batch.step():
                 self._tell_all()
         self._end_all("cancelled")
 
