@@ -442,6 +442,17 @@ def test_gpt_neox_with_its_configuration_goes_to_transformers(tmp_path: Path, tp
     assert np.array_equal(tensors["embed_out.weight"], sample.tensors["weight/output_layer.weight"])
 
 
+def test_gpt_neox_without_pipeline_is_refused_by_its_name(tmp_path: Path) -> None:
+    module = {"sequential.0.word_embeddings.weight": np.zeros((8, 4), "f4")}
+    folder = tmp_path / "global_step3"
+    folder.mkdir()
+    state = {"module": module, "global_steps": 3, "dp_world_size": 1, "mp_world_size": 1}
+    save_torch_file(folder / "mp_rank_00_model_states.pt", state)
+
+    with pytest.raises(RejectedError, match=r"form without pipeline stages.*pipe_parallel_size 1"):
+        open_checkpoint(folder)
+
+
 def test_gpt_neox_without_its_configuration_asks(tmp_path: Path) -> None:
     folder = neox(tmp_path / "neox", Sample(tied=False, norm_gap=1), configs=None)
 

@@ -47,6 +47,7 @@ degrees = st.fixed_dictionaries(
         "dp": st.sampled_from([1, 2]),
         "zero_stage": st.sampled_from([0, 1, 2, 3]),
         "pipeline": st.booleans(),
+        "distributed": st.booleans(),
     }
 )
 ways = st.lists(
@@ -70,9 +71,11 @@ def options(target: str, wanted: dict[str, Any], sample: Sample) -> dict[str, An
     if target == "mds":
         return {}
     if target == "universal":
-        return {"pipeline": wanted["pipeline"]}
+        stage = 1 if wanted["pipeline"] else max(1, wanted["zero_stage"])
+        return {"pipeline": wanted["pipeline"], "zero_stage": stage}
     if target == "megatron":
-        return {"tp": tp, "pp": pp}
+        flat = {"use_distributed_optimizer": True, "dp": wanted["dp"]}
+        return {"tp": tp, "pp": pp} | (flat if wanted["distributed"] else {})
     stage = min(wanted["zero_stage"], 1) if wanted["pipeline"] else wanted["zero_stage"]
     pp = pp if wanted["pipeline"] else 1
     chosen = {"tp": tp, "pp": pp, "dp": wanted["dp"], "pipeline": wanted["pipeline"]}

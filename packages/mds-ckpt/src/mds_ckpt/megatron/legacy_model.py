@@ -331,6 +331,13 @@ class ModelReading:
 
 def known_name(path: Path, named: Named | None, stored: str) -> Named:
     """``named``; RejectedError for a stored name that has no canonical one."""
+    if named is None and stored.startswith("sequential."):
+        raise RejectedError(
+            path,
+            "it is GPT-NeoX's form without pipeline stages, which is not read",
+            remedy="load it with pipe_parallel_size 1 in GPT-NeoX and save it again",
+            tensor=stored,
+        )
     if named is None:
         raise RejectedError(
             path,

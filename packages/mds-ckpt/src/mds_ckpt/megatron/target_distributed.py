@@ -28,7 +28,8 @@ def buffers(
         chunks: The parameters of each model chunk, in the order of the model.
         rank: Tensor-parallel rank.
     """
-    words = {"param": "master", **{moment: moment for moment in MOMENTS}}
+    main = "weight" if target.dtype == "F32" else "master"
+    words = {"param": main, **{moment: moment for moment in MOMENTS}}
     # Buffers are called by the type of the gradients, which is half only in fp16, and by choice.
     args = target.args().fields
     is_half = target.dtype == "F16" and not args.get("accumulate_allreduce_grads_in_fp32")
