@@ -213,6 +213,70 @@ def test_nothing_is_published_before_it_is_durable(tmp_path):
     assert_durable(operations.log, lambda entry: entry[2] == tmp_path / "s", root=partial)
 
 
+def mutants(tmp_path, kind, *, append):
+    """Whether the loss of each operation of a kind shows, in order."""
+    found = []
+    while True:
+        number = len(found) + 1
+        path = tmp_path / f"{kind}-{number}"
+        if append:
+            write_small(path, OLD)
+        operations = Forgetful(kind, number)
+        caught = False
+        try:
+            if append:
+                append_to(path, operations)
+            else:
+                write_small(path, OLD, operations=operations)
+            target = path / "manifest.json" if append else path
+            root = Path("/none") if append else operations.log[0][1]
+            assert_durable(operations.log, lambda entry, to=target: entry[2] == to, root=root)
+        except (AssertionError, IndexError, OSError, DataError):
+            caught = True
+        if operations.left > 0:
+            assert not caught, "nothing was forgotten"
+            return found
+        if not caught:  # it only tidies up behind the commit: what was written is there without it
+            assert verify_store(path).problems == ()
+            assert len(open_store(path)) > len(OLD)
+        found.append(caught)
+
+
+class Forgetful(Recorded):
+    """Leaves out one operation, as code would that had forgotten it."""
+
+    def __init__(self, kind, number):
+        super().__init__()
+        self.kind, self.left = kind, number
+
+    def _forgets(self, kind):
+        self.left -= kind == self.kind
+        return kind == self.kind and self.left == 0
+
+    def sync(self, handle):
+        if not self._forgets("sync"):
+            super().sync(handle)
+
+    def sync_folder(self, path):
+        if not self._forgets("sync_folder"):
+            super().sync_folder(path)
+
+    def rename(self, source, target):
+        if not self._forgets("rename"):
+            super().rename(source, target)
+
+
+@pytest.mark.parametrize("kind", ["sync", "sync_folder", "rename"])
+@pytest.mark.parametrize("append", [False, True])
+def test_every_sync_and_every_rename_is_needed(tmp_path, kind, append):
+    """The tests beside this one fail without any single one of them; an append also moves files to
+    their places behind its commit, and readers find them where they wait."""
+    found = mutants(tmp_path, kind, append=append)
+
+    assert found[0]
+    assert all(found) or (append and found == sorted(found, reverse=True))
+
+
 def test_no_revision_is_put_in_force_before_it_is_durable(tmp_path):
     write_small(tmp_path / "s", OLD)
     operations = Recorded()
