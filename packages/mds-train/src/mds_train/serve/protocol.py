@@ -305,15 +305,12 @@ class Reader:
     ) -> int:
         room = self.max_length - len(prompt)
         asked = members.whole(name, default, least=0)
-        if (
-            room < 1
-            or (asked is not None and default is None and asked > room)
-            or (members.get(name) is not None and asked is not None and asked > room)
-        ):
+        wanted = asked if members.get(name) is not None and asked is not None else 1
+        if room < wanted:
             raise ApiError(
                 400,
                 f"The model reads {self.max_length} tokens at most; the prompt has {len(prompt)} "
-                f"and {asked or 1} new ones are asked for.",
+                f"and {wanted} new ones are asked for.",
                 parameter=name,
                 code="context_length_exceeded",
             )
