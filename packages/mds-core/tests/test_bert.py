@@ -46,6 +46,18 @@ def test_the_losses_are_the_cross_entropies_of_the_logits(config) -> None:
     torch.testing.assert_close(loss.binary_sum, binary)
 
 
+def test_the_pooled_vector_is_what_the_binary_head_reads() -> None:
+    model, words, types = build(), tokens(), tokens() % 2
+    seen = torch.ones(2, 12, dtype=torch.bool).index_fill(1, torch.tensor([10, 11]), value=False)
+
+    pooled = model.pooled(words, token_types=types, padding_mask=seen)
+
+    logits = model(words, token_types=types, padding_mask=seen)
+    torch.testing.assert_close(model.binary_head(pooled), logits.binary)
+    with pytest.raises(ValueError, match="has no pooler"):
+        build(replace(BERT, binary_head=False)).pooled(words)
+
+
 def test_a_later_token_changes_earlier_scores() -> None:
     model, words = build(), tokens()
     changed = words.clone()
