@@ -37,6 +37,8 @@ LAYOUTS = always(
         Layout(2, 1, 2, "bf16", ep_size=2),
         Layout(2, 1, 3),
         Layout(4, 1, 0, ep_size=4),
+        Layout(4, 1, 2, ep_size=2, offload_optimizer="cpu"),
+        Layout(4, 1, 1, "bf16", ep_size=2, offload_optimizer="cpu"),
         Layout(4, 1, 1, ep_size=2),
         Layout(4, 2, 0, ep_size=2, sequence_parallel=True),
         Layout(4, 1, 1, ulysses_size=2, ep_size=2),

@@ -167,12 +167,11 @@ def check_offload(config: TrainConfig) -> None:
             f'memory.offload_optimizer is "{memory.offload_optimizer}", but parallel.zero_stage is '
             f"0; use zero_stage 1 to 3."
         )
-    for axis in ("pp_size", "ep_size"):
-        if memory.offload_optimizer != "none" and getattr(parallel, axis) > 1:
-            raise ValueError(
-                f'memory.offload_optimizer "{memory.offload_optimizer}" does not go together with '
-                f'parallel.{axis} {getattr(parallel, axis)}; use {axis} 1, or "none".'
-            )
+    if memory.offload_optimizer != "none" and parallel.pp_size > 1:
+        raise ValueError(
+            f'memory.offload_optimizer "{memory.offload_optimizer}" does not go together with '
+            f'parallel.pp_size {parallel.pp_size}; use pp_size 1, or "none".'
+        )
     needs_cutting = {
         "memory.offload_parameters": memory.offload_parameters != "none",
         "memory.offload_ratio": memory.offload_ratio < 1,
