@@ -116,17 +116,21 @@ def find_the_disk_full(_: str) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+def find_the_disk_broken(_: str) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
 def child(parts: Parts, state: TrainState, order: dict[str, Any]) -> int:
     """Save as ordered; the exit code tells how it went."""
     at, settings = order.get("at", 0), order.get("settings", {})
-    actions = {"kill": die, "full": find_the_disk_full}
+    actions = {"kill": die, "full": find_the_disk_full, "broken": find_the_disk_broken}
     counted = interfere(at, action=actions.get(order["how"], lambda _: None))
     if order["how"] == "wait":  # for whoever traces this process
         signal.sigwait([signal.SIGUSR1])
     try:
         save(parts, state, **settings)
     except OSError as error:
-        return FAILED if error.errno == errno.ENOSPC else 1
+        return FAILED if error.errno in {errno.ENOSPC, errno.EIO} else 1
     except ValueError as error:
         Path(order["said"]).write_text(str(error))
         return 3
