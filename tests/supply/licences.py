@@ -51,8 +51,9 @@ SPELLED = {
     "new bsd license": "BSD-3-Clause",
     "modified bsd license": "BSD-3-Clause",
 }
-# Not installed by the session: several hundred MB, of use on a GPU only.
-LOOKED_UP = {"triton": "MIT"}
+# Read in the licence file: pyrage's metadata is silent, and triton is not installed by the session
+# (several hundred MB, of use on a GPU only).
+LOOKED_UP = {"pyrage": "MIT", "triton": "MIT"}
 
 
 def installed(name: str) -> Distribution | None:
@@ -65,6 +66,8 @@ def installed(name: str) -> Distribution | None:
 
 def stated(found: Distribution) -> str:
     """Return the licence that a distribution states, as an SPDX expression where it can be told."""
+    if known := LOOKED_UP.get(canonicalize_name(found.name)):
+        return known
     if expression := found.metadata.get("License-Expression"):
         return str(expression)
     words = str(found.metadata.get("License") or "").strip()
