@@ -243,7 +243,8 @@ def _disconnect(environment: Environment) -> None:
 
     # DeepSpeed keeps the first group that it sees for the life of the process. A group of one
     # holds nothing that must be given back, so a second run in this process may use it again.
-    if environment.launcher != "none":
+    # Whoever else has ended it already, as a test may, leaves nothing to end.
+    if environment.launcher != "none" and dist.is_initialized():
         dist.destroy_process_group()
 
 
