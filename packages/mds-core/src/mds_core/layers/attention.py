@@ -363,7 +363,7 @@ class SelfAttention(nn.Module):
         per_group = self.queries_per_group
         grouped = qkv.view(*qkv.shape[:2], self.kv_heads, per_group + 2, self.channels)
         # One split, so that the backward pass writes the three gradients into one tensor at once.
-        parts = torch.split(grouped, (per_group, 1, 1), dim=3)
+        parts = torch.split(grouped, [per_group, 1, 1], dim=3)
         query, key, value = (part.flatten(2, 3).transpose(1, 2) for part in parts)
         if self.q_layernorm is not None and self.k_layernorm is not None:
             query, key = self.q_layernorm(query), self.k_layernorm(key)
