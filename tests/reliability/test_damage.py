@@ -40,7 +40,7 @@ def write_checkpoint(root: Path, *, step: int) -> Path:
         written.append(write_rank_file(partial, rank, [("w", "weight", box, None, array)]))
     parameters, files = merge_rank_files({"w": (8, 5)}, written)
     manifest = CheckpointManifest(
-        producer={"name": "test", "version": "0"},
+        producer={"name": "mds-train", "version": "0"},  # whose manifests carry their digest
         step=step,
         counters={"iteration": step},
         model=ModelRecord(family="gpt", config={}, vocab_size=5, tied_embeddings=True),

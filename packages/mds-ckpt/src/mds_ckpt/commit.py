@@ -224,6 +224,12 @@ def check_folder(folder: Path, *, digests: bool) -> CheckpointManifest:
                 fault = "its bytes don't have the digest that the manifest names"
         if fault is not None:
             raise RejectedError(folder / name, fault, remedy="use an older checkpoint or a copy")
+    if digests and not manifest.has_digest and manifest.producer["name"].startswith("mds-"):
+        raise RejectedError(
+            folder / MANIFEST_NAME,
+            "it lost the digest of itself that it was given",
+            remedy="use an older checkpoint or a copy",
+        )
     return manifest
 
 
