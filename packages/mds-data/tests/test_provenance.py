@@ -83,7 +83,9 @@ def test_a_policy_file_says_what_is_taken(tmp_path: Path) -> None:
     assert [each is None for each in verdicts] == [True, False, False, True]
 
 
-@pytest.mark.parametrize("text", ["allow = 3", "allow = [1]", "allowed = []", "x = ", "unknown = 1"])
+@pytest.mark.parametrize(
+    "text", ["allow = 3", "allow = [1]", "allowed = []", "x = ", "unknown = 1"]
+)
 def test_a_policy_file_with_a_mistake_is_refused(text: str) -> None:
     Path("p.toml").write_text(text)
 
