@@ -112,11 +112,6 @@ def _newest_own(parts: Parts) -> tuple[_Source | None, tuple[str, ...]]:
     return _Source(folder=found, own=True, messages=skipped), skipped
 
 
-def _newest(root: Path) -> tuple[Path | None, tuple[str, ...]]:
-    latest = commit.find_latest(root)
-    return latest.folder, tuple(f"Passed over {folder}: {why}" for folder, why in latest.skipped)
-
-
 def _brought_back(parts: Parts, url: str, step: int, skipped: tuple[str, ...]) -> _Source:
     """The checkpoint of a backup, restored beside the run's own."""
     folder = parts.checkpoints.parent / "restored"
@@ -133,6 +128,11 @@ def _refuse_anothers_backups(url: str) -> None:
             f"{url}: there are backups of another run already (the newest is step-{steps[-1]}); "
             f"resume that run, or choose another checkpoint.backup."
         )
+
+
+def _newest(root: Path) -> tuple[Path | None, tuple[str, ...]]:
+    latest = commit.find_latest(root)
+    return latest.folder, tuple(f"Passed over {folder}: {why}" for folder, why in latest.skipped)
 
 
 def _step_of(folder: Path) -> int:

@@ -50,6 +50,25 @@ class DataConfig:
     workers: int = 0
     """Threads that read ahead while the model works; 0 reads when a batch is needed."""
 
+    conversations: bool = False
+    """Of a GPT: the store holds conversations (`mds-data preprocess-sft`); answers are learned,
+    prompts only read."""
+
+    packing: bool = True
+    """Put several conversations into a sample; none sees another."""
+
+    learn_prompts: bool = False
+    """Learn the prompts of conversations too."""
+
+    reset_attention_mask: bool = False
+    """Of a GPT: a document does not see those before it in its sample."""
+
+    reset_position_ids: bool = False
+    """Of a GPT: positions begin at 0 in every document of a sample."""
+
+    eod_mask_loss: bool = False
+    """Of a GPT: nothing is learned from the token that ends a document."""
+
     decoder_seq_length: int | None = None
     """Of a T5: tokens that its decoder writes; its encoder reads seq_length."""
 
@@ -86,6 +105,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         _check_stores(self)
         _check_curriculum(self)
+        _check_documents(self)
         require_positive("data.seq_length", self.seq_length)
         require_choice("data.order", self.order, choices=("fast", "megatron"))
         require_not_negative("data.workers", self.workers)
@@ -94,6 +114,11 @@ class DataConfig:
             _check_share(f"data.{key}", getattr(self, key))
         if self.split is not None:
             _check_split(self.split)
+
+    @property
+    def marks_documents(self) -> bool:
+        """Whether samples say where their documents end, so that none sees another."""
+        return self.reset_attention_mask or (self.conversations and self.packing)
 
     @property
     def tokens_of_sample(self) -> int:
@@ -148,6 +173,23 @@ def _check_curriculum(data: DataConfig) -> None:
         raise ValueError(
             f"data.curriculum_start_length {start} must not be longer than data.seq_length "
             f"{data.seq_length}, and both must be multiples of data.curriculum_multiple {multiple}."
+        )
+
+
+def _check_documents(data: DataConfig) -> None:
+    resets = ("reset_attention_mask", "reset_position_ids", "eod_mask_loss")
+    given = [f"data.{key}" for key in resets if getattr(data, key)]
+    if data.conversations and given:
+        raise ValueError(
+            f"{', '.join(given)} and data.conversations are both set; conversations never see each "
+            f"other and begin at position 0, so leave {', '.join(given)} out."
+        )
+    if data.learn_prompts and not data.conversations:
+        raise ValueError("data.learn_prompts needs data.conversations; set both or neither.")
+    if data.marks_documents and data.curriculum_steps is not None:
+        raise ValueError(
+            "data.curriculum_steps cuts samples and does not go together with "
+            "data.reset_attention_mask or packed data.conversations (data.packing); leave one out."
         )
 
 

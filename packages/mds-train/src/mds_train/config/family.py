@@ -8,13 +8,17 @@ from mds_train.config.parallel import ParallelConfig
 
 __all__ = ["check_family_data", "check_family_layout"]
 
+_OF_GPT = (
+    *("conversations", "reset_attention_mask", "reset_position_ids", "eod_mask_loss"),
+    "learn_prompts",
+)
 _LACKS: dict[str, tuple[str, ...]] = {
     "gpt": (
         *("decoder_seq_length", "pairs", "segments", "mask_probability", "short_probability"),
         "tokenizer",
     ),
-    "bert": ("decoder_seq_length", "pairs"),
-    "t5": ("segments",),
+    "bert": (*_OF_GPT, "decoder_seq_length", "pairs"),
+    "t5": (*_OF_GPT, "segments"),
 }
 
 
@@ -79,6 +83,7 @@ def check_family_layout(model: ModelConfig, data: DataConfig, parallel: Parallel
     """
     family = model.family
     if family == "gpt":
+        _check_documents(data, parallel)
         return
     for name in ("pp_size", "ulysses_size"):
         if (size := getattr(parallel, name)) > 1:
@@ -100,4 +105,13 @@ def check_family_layout(model: ModelConfig, data: DataConfig, parallel: Parallel
             f"data.decoder_seq_length {length} is not a multiple of parallel.tp_size "
             f"{parallel.tp_size}, whose ranks hold equal parts of it (parallel.sequence_parallel). "
             f"Change one of them."
+        )
+
+
+def _check_documents(data: DataConfig, parallel: ParallelConfig) -> None:
+    if data.marks_documents and parallel.pp_size > 1:
+        raise ValueError(
+            f"parallel.pp_size is {parallel.pp_size}, but pipeline stages are not told where the "
+            f"documents of a sample end (data.reset_attention_mask, or packed "
+            f"data.conversations); use pp_size 1, or data.packing = false."
         )

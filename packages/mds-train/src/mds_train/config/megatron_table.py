@@ -528,10 +528,9 @@ _DATA: tuple[OldFlag, ...] = (
         allowed=("single",),
         instead="leave it out: every epoch has its own computed order, on any number of ranks",
     ),
-    Refused(
-        names=("--reset-position-ids", "--reset-attention-mask", "--eod-mask-loss"),
-        instead="documents are not kept apart inside a sample yet; leave it out",
-    ),
+    Switch(names=("--reset-position-ids",), values={"data.reset_position_ids": True}),
+    Switch(names=("--reset-attention-mask",), values={"data.reset_attention_mask": True}),
+    Switch(names=("--eod-mask-loss",), values={"data.eod_mask_loss": True}),
     Refused(
         names=("--test-data-path",),
         instead=(

@@ -12,6 +12,7 @@ from mds_data import (
     GPTDataset,
     MaskingStyle,
     NMTDataset,
+    SFTDataset,
     T5Dataset,
     TokenStore,
     Vocabulary,
@@ -20,6 +21,7 @@ from mds_data.tokenizers.load import load_tokenizer, spec_of_file
 from mds_data.tokenizers.protocol import TokenizerKind, TokenizerSpec
 from mds_train.batches import Collate, Samples, collate
 from mds_train.config import TrainConfig
+from mds_train.data.documents import collate_documents
 from mds_train.data.masked_words import collate_segments, collate_words
 from mds_train.data.source_and_target import collate_source_and_target
 
@@ -38,7 +40,9 @@ def collate_of(config: TrainConfig) -> Collate:
     """How samples of the run become a micro batch."""
     if config.model.family == "bert":
         return collate_words if config.model.binary_head is False else collate_segments
-    return collate if config.model.family == "gpt" else collate_source_and_target
+    if config.model.family == "gpt":
+        return collate_documents if config.data.marks_documents else collate
+    return collate_source_and_target
 
 
 def dataset_of(
@@ -50,14 +54,8 @@ def dataset_of(
         ValueError: If the store does not hold what the family reads.
     """
     if config.model.family == "gpt":
-        return GPTDataset(
-            store,
-            seq_length=config.data.seq_length,
-            num_samples=num_samples,
-            seed=config.train.seed,
-            split=split,
-            order=config.data.order,
-        )
+        read = _conversations if config.data.conversations else _texts
+        return read(config, store, split=split, num_samples=num_samples)
     if config.model.family == "bert":
         return _masked_words(config, store, split=split, num_samples=num_samples)
     if config.data.pairs:
@@ -68,11 +66,13 @@ def dataset_of(
 def kind_of_samples(config: TrainConfig) -> Mapping[str, object]:
     """What makes samples besides length, seed and split: a checkpoint keeps it, a resume compares.
 
-    Empty for a GPT.
+    Empty for a GPT that reads texts as they are.
     """
     data, family = config.data, config.model.family
     if family == "gpt":
-        return {}
+        marks = ("reset_attention_mask", "reset_position_ids", "eod_mask_loss")
+        names = ("conversations", "packing", "learn_prompts") if data.conversations else marks
+        return {name: getattr(data, name) for name in names if getattr(data, name)}
     if data.pairs:
         return {"decoder_seq_length": data.decoder_seq_length, "pairs": True}
     shared = {
@@ -82,6 +82,38 @@ def kind_of_samples(config: TrainConfig) -> Mapping[str, object]:
     if family == "bert":
         return {"segments": _segments(config), **shared}
     return {"decoder_seq_length": data.decoder_seq_length, **shared}
+
+
+def _texts(
+    config: TrainConfig, store: TokenStore, *, split: Split, num_samples: int | None
+) -> GPTDataset:
+    data = config.data
+    return GPTDataset(
+        store,
+        seq_length=data.seq_length,
+        num_samples=num_samples,
+        seed=config.train.seed,
+        split=split,
+        order=data.order,
+        reset_attention_mask=data.reset_attention_mask,
+        reset_position_ids=data.reset_position_ids,
+        eod_mask_loss=data.eod_mask_loss,
+    )
+
+
+def _conversations(
+    config: TrainConfig, store: TokenStore, *, split: Split, num_samples: int | None
+) -> SFTDataset:
+    return SFTDataset(
+        store,
+        seq_length=config.data.seq_length,
+        num_samples=num_samples,
+        seed=config.train.seed,
+        split=split,
+        packing=config.data.packing,
+        learn_all=config.data.learn_prompts,
+        pad_id=store.eod_id or 0,
+    )
 
 
 def _masked_words(
