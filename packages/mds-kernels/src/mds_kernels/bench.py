@@ -88,12 +88,13 @@ CONTESTANTS: Mapping[str, Contestant] = {
 
 
 def bench(
-    workload: Workload, *, repeats: int = 5, contestants: Mapping[str, Contestant] = CONTESTANTS
+    workload: Workload, *, repeats: int = 5, contestants: Mapping[str, Contestant] | None = None
 ) -> list[Figure]:
     """Measure every contestant, a function of a module each, on one workload, taking turns."""
     torch.set_num_threads(workload.threads)
     inputs = workload.inputs()
     exact = _exact_loss(*inputs)
+    contestants = CONTESTANTS if contestants is None else contestants
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     losses: dict[str, float] = {}
     for turn in range(repeats + 1):
