@@ -94,6 +94,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     makers = {
         "run": _run_parser,
         "resume": _resume_parser,
+        "finetune": _finetune_parser,
         "generate": _generate_parser,
         "evaluate": _evaluate_parser,
         "serve": _serve_parser,
@@ -207,6 +208,20 @@ def _plan_parser(commands: _Commands[argparse.ArgumentParser]) -> argparse.Argum
         add_arguments=add_arguments,
         command=_plan,
         usage="%(prog)s CONFIG [--gpus N] [--gpu KIND] [--search] [overrides] | --published",
+    )
+
+
+def _finetune_parser(commands: _Commands[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    from mds_train.finetune.command import EXAMPLES, USAGE, add_arguments
+
+    return _taught_parser(
+        commands,
+        "finetune",
+        "Train the weights of a checkpoint further, on conversations or texts.",
+        examples=EXAMPLES,
+        add_arguments=add_arguments,
+        command=_finetune,
+        usage=USAGE,
     )
 
 
@@ -389,6 +404,23 @@ def _serve(
     from mds_train.serve.command import run
 
     return run(options, environment, console)
+
+
+def _finetune(
+    options: argparse.Namespace, rest: list[str], environment: Environment, console: Console
+) -> int:
+    from mds_train import session
+    from mds_train.finetune.settings import settings_of_base, with_data
+
+    given = settings_of_base(options.model, options.data, options.output)
+    prog = "mds-train finetune MODEL"
+    merged = session.merged_settings(given, rest, environment=environment, prog=prog)
+    settings = with_data(merged, epochs=options.epochs)
+    if options.print_config:
+        return _print_config(settings)
+    session.check_new_run(session.checked_config(settings, world_size=environment.world_size))
+    session.perform(settings, environment=environment, console=console, resume=False)
+    return ExitCode.DONE
 
 
 def _plan(

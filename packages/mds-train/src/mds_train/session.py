@@ -36,6 +36,7 @@ __all__ = [
     "check_new_run",
     "check_store",
     "checked_config",
+    "merged_settings",
     "perform",
     "settings_of_new_run",
     "settings_of_resumed_run",
@@ -70,9 +71,21 @@ def settings_of_new_run(
         InputError: If the file or a variable is wrong.
         UsageError: If an option is wrong.
     """
+    return merged_settings(read_toml(path), arguments, environment=environment, prog=prog)
+
+
+def merged_settings(
+    given: Settings, arguments: Sequence[str], *, environment: Environment, prog: str
+) -> Settings:
+    """Merge settings with MDS_* variables and the command line, which win.
+
+    Raises:
+        InputError: If a variable is wrong.
+        UsageError: If an option is wrong.
+    """
     overrides = read_overrides(arguments, prog=prog)
     settings = {
-        **read_toml(path),
+        **given,
         **read_variables(environment.settings),
         **overrides.old.settings,
         **overrides.settings,
