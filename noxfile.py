@@ -289,6 +289,7 @@ def reliability(session: nox.Session) -> None:
     install_wheels(session, PACKAGES, *ALL_TEST_TOOLS, *PEERS, "ray")
     session.env["MDS_RELIABILITY"] = "full"
     run_tests(session, ROOT / "tests" / "reliability", *session.posargs)
+    session.run("python", "benchmarks/hostile_files.py")
 
 
 @nox.session(default=False)
