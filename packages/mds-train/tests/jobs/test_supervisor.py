@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -54,10 +55,13 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def both(*, port: int, restarts: int = 2) -> list[int]:
-    with ThreadPoolExecutor(2) as pool:
+    pool = ThreadPoolExecutor(2)
+    try:
         head = pool.submit(lead, plan(0, port=port, restarts=restarts))
         other = pool.submit(serve, plan(1, port=port))
-        return [head.result(), other.result()]
+        return [head.result(timeout=50), other.result(timeout=50)]
+    finally:
+        pool.shutdown(wait=False)
 
 
 RECORD = """
@@ -146,6 +150,30 @@ def test_a_line_hands_on_messages_and_knows_when_the_other_end_is_gone() -> None
     assert line.received(wait_seconds=0.5) == {}
     assert not line.is_alive
     line.close()
+
+
+def test_the_last_word_counts_though_machine_0_hangs_up_at_once() -> None:
+    one, other = socket.socketpair()
+    line, far = Line(one), Line(other)
+
+    far.send(done=True)
+    far.close()
+    while line.is_alive:  # until the end of the line has been noticed
+        threading.Event().wait(0.01)
+
+    assert supervisor._obey(line, plan(1, port=1)) == 0
+
+
+def test_a_machine_that_calls_in_as_the_roll_ends_is_hung_up_on() -> None:
+    roll = supervisor._Roll.open(plan(0, port=(port := free_port())))
+    connection = socket.create_connection(("127.0.0.1", port + 1))
+    roll.close()
+
+    line = Line(connection)
+    line.send(machine=1)
+
+    assert line.received(wait_seconds=10.0) == {}
+    assert not line.is_alive
 
 
 @pytest.mark.parametrize("garbage", [b"no json\n", b"[1]\n", b"x" * 10_000])

@@ -83,6 +83,8 @@ class _Roll:
 
     listener: socket.socket
     lines: dict[int, Line] = field(default_factory=dict)
+    _changing: threading.Lock = field(default_factory=threading.Lock)
+    _is_closed: bool = False
 
     @classmethod
     def open(cls, plan: Plan) -> _Roll:
@@ -95,21 +97,29 @@ class _Roll:
             while True:
                 line = Line(self.listener.accept()[0])
                 machine = line.received(wait_seconds=5.0).get("machine")
-                if not isinstance(machine, int):
+                if not isinstance(machine, int) or not self._take(machine, line):
                     line.close()
-                    continue
-                if machine in self.lines:  # it was cut off, and is back
-                    self.lines[machine].close()
-                self.lines[machine] = line
+
+    def _take(self, machine: int, line: Line) -> bool:
+        """Whether there is still a roll that the machine can be on."""
+        with self._changing:
+            if self._is_closed:
+                return False
+            if machine in self.lines:  # it was cut off, and is back
+                self.lines[machine].close()
+            self.lines[machine] = line
+            return True
 
     def present(self) -> dict[int, Line]:
         """Those that are there now."""
         return {m: line for m, line in list(self.lines.items()) if line.is_alive}
 
     def close(self) -> None:
-        for line in self.lines.values():
-            line.close()
         self.listener.close()
+        with self._changing:
+            self._is_closed = True
+            for line in self.lines.values():
+                line.close()
 
 
 def lead(plan: Plan) -> int:
@@ -169,10 +179,11 @@ def _called(roll: _Roll, plan: Plan) -> dict[int, Line]:
 def _lost(others: dict[int, Line]) -> str:
     """Say which machine has failed or fallen silent."""
     for machine, line in others.items():
-        if not line.is_alive:
-            return f"machine {machine} has not been heard of"
-        if (code := line.received(wait_seconds=0.01).get("failed")) is not None:
+        message = line.received(wait_seconds=0.01)
+        if (code := message.get("failed")) is not None:
             return f"machine {machine} failed with code {code}"
+        if not message and not line.is_alive:
+            return f"machine {machine} has not been heard of"
     return ""
 
 
@@ -201,10 +212,13 @@ def _obey(line: Line, plan: Plan) -> int | None:
     """Start and stop as told; the job's exit code, or None if the line went dead."""
     line.send(machine=plan.machine)
     try:
-        while line.is_alive:
+        while True:
             message = line.received(wait_seconds=_POLL_SECONDS)
             if "done" in message:
                 return ExitCode.DONE if message["done"] else ExitCode.ENVIRONMENT
+            # Only now: machine 0 hangs up right after its last word.
+            if not message and not line.is_alive:
+                return None
             if "start" not in message:
                 continue
             rendezvous, machines = str(message["start"]), int(message["machines"])
@@ -218,19 +232,16 @@ def _obey(line: Line, plan: Plan) -> int | None:
                 return ExitCode.DONE if told[-1]["done"] else ExitCode.ENVIRONMENT
             if code != ExitCode.DONE:
                 line.send(failed=code)
-        return None
     finally:
         line.close()
 
 
 def _stopped(line: Line, told: list[dict[str, object]]) -> str:
-    if not line.is_alive:
-        return "machine 0 has not been heard of"
     message = line.received(wait_seconds=0.01)
     if "stop" in message or "done" in message:
         told.append(message)
         return "machine 0 has ended this start"
-    return ""
+    return "" if message or line.is_alive else "machine 0 has not been heard of"
 
 
 def _run_until(command: Sequence[str], *, lost: Callable[[], str], grace_seconds: float) -> int:
