@@ -42,7 +42,11 @@ def norms_and_moments(
     for config in configs:
         dtype = torch.bfloat16 if config.train.precision == "bf16" else torch.float32
         engine = DeepSpeedEngine(
-            Toy().to(dtype), config=config, groups=groups, split_names=frozenset({"split"})
+            Toy().to(dtype),
+            config=config,
+            groups=groups,
+            split_names=frozenset({"split"}),
+            shapes={"copied": (1,), "split": (2,)},
         )
         slope = torch.tensor([4.0, 12.0][dist.get_rank()], dtype=dtype)
         micro_batches = config.train.global_batch_size // config.train.micro_batch_size
@@ -89,7 +93,11 @@ def norms_of_a_large_weight(configs: list[TrainConfig], gradient: Tensor) -> lis
     for config in configs:
         model = nn.Linear(gradient.shape[1], gradient.shape[0], bias=False)
         engine = DeepSpeedEngine(
-            model, config=config, groups=ProcessGroups.single(), split_names=frozenset()
+            model,
+            config=config,
+            groups=ProcessGroups.single(),
+            split_names=frozenset(),
+            shapes={"weight": tuple(gradient.shape)},
         )
         engine.backward(
             (gradient * engine.forward(torch.eye(gradient.shape[1])).T).sum(), last=True
