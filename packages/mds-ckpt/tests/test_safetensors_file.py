@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import ml_dtypes
@@ -226,3 +227,34 @@ def test_a_mutated_file_is_read_right_or_refused(tmp_path_factory, data) -> None
     except RejectedError:
         return
     assert sum(e.stop - e.start for e in header.entries.values()) <= len(mutated)
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_threads_may_meet_a_tensor_for_the_first_time_together(
+    tmp_path: Path, is_damaged: bool
+) -> None:
+    """Each reads a part, so each checks the whole; one of them is done first."""
+    values = np.arange(3_000_000, dtype="f4")
+    path = tmp_path / "x.safetensors"
+    with SafetensorsWriter(path, [TensorSpec("w", "F32", values.shape)]) as writer:
+        writer.write("w", values)
+    checksum = writer.result.crc32c["w"]
+    if is_damaged:
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+    for _ in range(3):
+        stored = StoredTensor(
+            SafetensorsFile(path),
+            "w",
+            dtype="F32",
+            shape=values.shape,
+            checksum=checksum,
+        )
+        with ThreadPoolExecutor(8) as pool:
+            parts = [pool.submit(stored.read, n * 1000, n * 1000 + 1000) for n in range(8)]
+        if is_damaged:
+            assert all(isinstance(part.exception(), RejectedError) for part in parts)
+        else:
+            found = np.concatenate([part.result() for part in parts])
+            np.testing.assert_array_equal(found, values[:8000])

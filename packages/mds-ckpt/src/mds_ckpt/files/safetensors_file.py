@@ -113,8 +113,8 @@ class StoredTensor:
             if not whole:
                 self._check_stream(file, entry)
             file.read_into(data.data, entry.start + start * result.itemsize)
-        if whole and self._checksum is not None:
-            self._compare(crc32c(data))
+        if whole and (expected := self._checksum) is not None:
+            self._compare(crc32c(data), expected)
         return result
 
     def entry(self) -> TensorEntry:
@@ -135,7 +135,8 @@ class StoredTensor:
     def _check_stream(self, file: OpenFile, entry: TensorEntry) -> None:
         import numpy as np
 
-        if self._checksum is None:
+        # Another thread may check the same tensor and forget its checksum meanwhile.
+        if (expected := self._checksum) is None:
             return
         buffer = np.empty(min(_CHUNK, entry.stop - entry.start), np.uint8)
         crc = 0
@@ -143,12 +144,12 @@ class StoredTensor:
             part = buffer[: min(_CHUNK, entry.stop - offset)]
             file.read_into(part.data, offset)
             crc = crc32c(part, crc=crc)
-        self._compare(crc)
+        self._compare(crc, expected)
 
-    def _compare(self, crc: int) -> None:
-        if as_hex(crc) != self._checksum:
+    def _compare(self, crc: int, expected: str) -> None:
+        if as_hex(crc) != expected:
             raise self._rejected(
-                f"its bytes have checksum {as_hex(crc)} where {self._checksum} was written"
+                f"its bytes have checksum {as_hex(crc)} where {expected} was written"
             )
         self._checksum = None  # checked; not again
 
