@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from golden_runs import golden_folder, golden_losses, write_initial_checkpoint
+from layouts import always
 from recorded_runs import losses_on
 
 from mds_kernels.testing import TOLERANCES
@@ -107,7 +108,7 @@ def config_of(name: str, folder: Path) -> TrainConfig:
     )
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("ranks", always([1, 2, 8], [4]))
 def test_losses_are_the_originals(tmp_path: Path, ranks: int) -> None:
     configs = {name: config_of(name, tmp_path) for name, run in RUNS.items() if run[0] == ranks}
 
