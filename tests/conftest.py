@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+# Asserts in helpers say what they compared, too.
+pytest.register_assert_rewrite("layouts")
+
 ROOT = Path(__file__).parents[1]
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
 from recorded_runs import Recorder, train_each
 from tiny_run import tiny_config
 
-from mds_kernels.testing import run_ranks
+from mds_kernels.testing import TOLERANCES, run_ranks
 from mds_train.config import TrainConfig
 
 Cell = TypeVar("Cell")
@@ -173,3 +174,14 @@ def continue_on(
             assert [each.losses for each in others] == [each.losses for each in every_rank[0]]
         found |= dict(zip(own, every_rank[0][1::2], strict=True))
     return found
+
+
+def assert_same_course(found: Recorder, straight: Recorder, *, layout: Layout) -> None:
+    """Steps 4 to 6 have the losses, norms and rates of the straight run."""
+    exact = layout.precision == "fp32"
+    tolerance = TOLERANCES["layout_loss_float32" if exact else "layout_loss_bfloat16"]
+    steps, expected = found.steps, straight.steps[3:]
+    assert [s.loss for s in steps] == pytest.approx([s.loss for s in expected], rel=tolerance)
+    norms = [s.grad_norm for s in expected]
+    assert [s.grad_norm for s in steps] == pytest.approx(norms, rel=1e-5 if exact else 2e-2)
+    assert [s.lr for s in steps] == [s.lr for s in expected]

@@ -5,11 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from layouts import Layout, always, config_on, continue_on, step_3, step_of, straight_runs
+from layouts import (
+    Layout,
+    always,
+    assert_same_course,
+    config_on,
+    continue_on,
+    step_3,
+    step_of,
+    straight_runs,
+)
 from recorded_runs import Recorder, checkpoint_differences, train_and_record
 from tiny_run import make_store
 
-from mds_kernels.testing import TOLERANCES, run_ranks
+from mds_kernels.testing import run_ranks
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -80,14 +89,7 @@ def test_the_state_is_bitwise_the_saved_one(
 def test_losses_norms_and_rates_go_on_as_on_one_process(
     straight: dict[str, Recorder], continued: dict[Layout, Recorder], layout: Layout
 ) -> None:
-    exact = layout.precision == "fp32"
-    expected, found = straight[layout.precision].steps[3:], continued[layout].steps
-
-    tolerance = TOLERANCES["layout_loss_float32" if exact else "layout_loss_bfloat16"]
-    assert [s.loss for s in found] == pytest.approx([s.loss for s in expected], rel=tolerance)
-    norms = [s.grad_norm for s in expected]
-    assert [s.grad_norm for s in found] == pytest.approx(norms, rel=1e-5 if exact else 2e-2)
-    assert [s.lr for s in found] == [s.lr for s in expected]
+    assert_same_course(continued[layout], straight[layout.precision], layout=layout)
 
 
 def test_what_ranks_with_experts_wrote_one_process_loads_bitwise(
