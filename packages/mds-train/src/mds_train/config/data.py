@@ -186,6 +186,8 @@ def _check_documents(data: DataConfig) -> None:
         )
     if data.learn_prompts and not data.conversations:
         raise ValueError("data.learn_prompts needs data.conversations; set both or neither.")
+    if not data.packing and not data.conversations:
+        raise ValueError("data.packing = false is about data.conversations; leave it out.")
     if data.marks_documents and data.curriculum_steps is not None:
         raise ValueError(
             "data.curriculum_steps cuts samples and does not go together with "

@@ -156,7 +156,9 @@ def describe_start(report: StartReport) -> str:
     )
     ranks = "1 process" if report.world_size == 1 else f"{report.world_size} processes"
     config = report.config
-    verb = f"Resuming at step {report.step}" if report.resumed_from else "Training"
+    verb = "Training on loaded weights" if report.resumed_from else "Training"
+    if report.step:
+        verb = f"Resuming at step {report.step}"
     tokens = config.train.global_batch_size * config.data.tokens_of_sample
     return (
         f"{verb}: {short_number(report.num_parameters)} parameters on {ranks} "
