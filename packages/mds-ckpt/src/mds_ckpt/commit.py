@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -28,13 +29,15 @@ from mds_ckpt.files.file_operations import (
 )
 from mds_ckpt.files.lock import lock
 from mds_ckpt.files.regular_file import OpenFile, RegularFile, read_whole
-from mds_ckpt.manifest import MANIFEST_NAME, CheckpointManifest
+from mds_ckpt.files.sealed_folder import is_sealed, read_envelope
+from mds_ckpt.manifest import MANIFEST_NAME, CheckpointManifest, FileRecord
 
 __all__ = [
     "REAL",
     "FileOperations",
     "Latest",
     "Skipped",
+    "check_files",
     "check_folder",
     "clean",
     "digest",
@@ -42,6 +45,7 @@ __all__ = [
     "lock",
     "prune",
     "publish",
+    "publish_files",
     "publish_folder",
     "read_manifest",
     "settle_replaced",
@@ -96,14 +100,39 @@ def publish(
     Returns:
         The checkpoint's folder.
     """
-    target = root / f"step-{manifest.step}"
+    last = {MANIFEST_NAME: manifest_module.to_json(manifest)}
+    return publish_files(
+        partial, last, step=manifest.step, root=root, existing=existing, operations=operations
+    )
+
+
+def publish_files(
+    partial: Path,
+    last: Mapping[str, bytes],
+    *,
+    step: int,
+    root: Path,
+    existing: Literal["refuse", "replace"] = "refuse",
+    operations: FileOperations = REAL,
+) -> Path:
+    """As :func:`publish`, where the manifest is given as bytes.
+
+    Args:
+        partial: As there.
+        last: Content by name of the files that are still to be written, the manifest behind all.
+        step: Of the checkpoint.
+        root: As there.
+        existing: As there.
+        operations: As there.
+    """
+    target = root / f"step-{step}"
     if os.path.lexists(target) and existing == "refuse":
         raise UsageError(
             f"{target} is there already and a checkpoint is never written into; "
             f"remove it, or publish with existing='replace'"
         )
-    data = manifest_module.to_json(manifest)
-    write_file(partial / MANIFEST_NAME, data, operations=operations)
+    for name, data in last.items():
+        write_file(partial / name, data, operations=operations)
     publish_folder(partial, target, operations=operations)
     _replace_text(root / LATEST_NAME, f"{target.name}\n", operations=operations)
     return target
@@ -195,7 +224,7 @@ def find_latest(root: Path, *, digests: bool = True) -> Latest:
         return Latest(None, skipped)
     for folder in step_folders(root):
         try:
-            check_folder(folder, digests=digests)
+            check_files(folder, digests=digests)
         except CheckpointError as error:
             skipped.append(Skipped(folder, str(error)))
         else:
@@ -215,7 +244,28 @@ def read_manifest(folder: Path) -> CheckpointManifest:
 def check_folder(folder: Path, *, digests: bool) -> CheckpointManifest:
     """The manifest of a checkpoint whose files are all there and of the right sizes."""
     manifest = read_manifest(folder)
-    for name, record in manifest.files.items():
+    _check_listed(folder, manifest.files, digests=digests)
+    if digests and not manifest.has_digest and manifest.producer["name"].startswith("mds-"):
+        raise RejectedError(
+            folder / MANIFEST_NAME,
+            "it lost the digest of itself that it was given",
+            remedy="use an older checkpoint or a copy",
+        )
+    return manifest
+
+
+def check_files(folder: Path, *, digests: bool) -> None:
+    """Refuse a checkpoint whose files are not all there; an encrypted one takes no key for it."""
+    if not is_sealed(folder):
+        check_folder(folder, digests=digests)
+        return
+    listed = read_envelope(folder).files.items()
+    records = {name: FileRecord(size=size, sha256=sha256) for name, (size, sha256) in listed}
+    _check_listed(folder, records, digests=digests)
+
+
+def _check_listed(folder: Path, files: Mapping[str, FileRecord], *, digests: bool) -> None:
+    for name, record in files.items():
         with RegularFile(folder / name).open() as file:
             fault = None
             if file.size != record.size:
@@ -224,13 +274,6 @@ def check_folder(folder: Path, *, digests: bool) -> CheckpointManifest:
                 fault = "its bytes don't have the digest that the manifest names"
         if fault is not None:
             raise RejectedError(folder / name, fault, remedy="use an older checkpoint or a copy")
-    if digests and not manifest.has_digest and manifest.producer["name"].startswith("mds-"):
-        raise RejectedError(
-            folder / MANIFEST_NAME,
-            "it lost the digest of itself that it was given",
-            remedy="use an older checkpoint or a copy",
-        )
-    return manifest
 
 
 def digest(file: OpenFile) -> str:
@@ -279,7 +322,7 @@ def prune(
 
 def _is_complete(folder: Path) -> bool:
     try:
-        check_folder(folder, digests=False)
+        check_files(folder, digests=False)
     except CheckpointError:
         return False
     return True

@@ -334,13 +334,16 @@ class Sealing:
         self._files[path] = {"file": name, "id": secrets.token_hex(16)}
         return name
 
+    def key(self, path: str) -> FileKey:
+        """What the sealed file for a path that was added is bound to. Holds the data key."""
+        file_id = bytes.fromhex(self._files[path]["id"])
+        return _file_key(self._data_key, self._envelope.folder, path, file_id)
+
     def blocks(
         self, path: str, read: Callable[[int], Buffer], *, size: int, cut: Cut = SEGMENT_SIZE
     ) -> Iterator[bytes]:
         """The bytes of the sealed file for a path that was added."""
-        file_id = bytes.fromhex(self._files[path]["id"])
-        key = _file_key(self._data_key, self._envelope.folder, path, file_id)
-        return sealed_blocks(read, size=size, cut=cut, key=key)
+        return sealed_blocks(read, size=size, cut=cut, key=self.key(path))
 
     def finish(
         self, manifest: bytes, files: Mapping[str, tuple[int, str]]

@@ -27,6 +27,11 @@ class FileOperations:
         """A new file for writing; refuses an existing one, also a dangling link."""
         return path.open("xb", buffering=0)
 
+    def create_sized(self, path: Path, size: int) -> BinaryIO:
+        """A new file that will hold ``size`` bytes, for those that must know it at once."""
+        del size
+        return self.create(path)
+
     def write(self, file: BinaryIO, data: memoryview) -> None:
         """Write all of ``data``."""
         done = 0
@@ -82,7 +87,7 @@ def partial_path(target: Path, *, kind: str = PARTIAL) -> Path:
 
 def write_file(path: Path, data: bytes, *, operations: FileOperations = REAL) -> None:
     """Write a new file and force it to the disk."""
-    with operations.create(path) as file:
+    with operations.create_sized(path, len(data)) as file:
         operations.write(file, memoryview(data))
         operations.sync(file)
 

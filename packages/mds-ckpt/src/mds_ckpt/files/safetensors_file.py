@@ -202,7 +202,8 @@ class SafetensorsWriter:
         self._missing = 0
         self._size = 0
         self._result: WrittenFile | None = None
-        self._file = operations.create(path)
+        size = len(header) + sum(spec.nbytes for spec in specs)
+        self._file = operations.create_sized(path, size)
         try:
             self._put(memoryview(header))
         except BaseException:

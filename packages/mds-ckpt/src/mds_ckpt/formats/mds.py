@@ -96,6 +96,11 @@ class RankFile:
     extra_keys: tuple[str, ...] = field(default=())
 
 
+def rank_file_name(rank: int) -> str:
+    """What the file of a rank is called."""
+    return f"rank-{rank:05d}.safetensors"
+
+
 def write_rank_file(
     folder: Path,
     rank: int,
@@ -128,7 +133,7 @@ def write_rank_file(
         keyed.append((TensorSpec(key, dtype_name(array.dtype), array.shape), None, array))
     # Wide types first, so that every tensor is aligned to its element size.
     keyed.sort(key=lambda item: -ITEM_SIZES[item[0].dtype])
-    name = f"rank-{rank:05d}.safetensors"
+    name = rank_file_name(rank)
     with SafetensorsWriter(
         folder / name, [spec for spec, _, _ in keyed], operations=operations
     ) as writer:
