@@ -1,4 +1,7 @@
-"""Saves in the background of two ranks: the same checkpoints, and one rank's failure is all's."""
+"""Saves in the background of two ranks: the same checkpoints, encrypted ones too.
+
+One rank's failure is all's.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ import torch.distributed as dist
 from recorded_runs import Recorder, checkpoint_differences, train_each
 from tiny_run import make_store, tiny_config
 
-from mds_ckpt import commit
+from mds_ckpt import KeySource, commit
+from mds_ckpt.encryption.keys import new_identity
+from mds_ckpt.protection.encrypt import decrypt_checkpoint
 from mds_kernels.testing import run_ranks
 from mds_train.config import TrainConfig
 
@@ -28,10 +33,10 @@ def train_with_a_full_disk(config: TrainConfig) -> str:
     from mds_train import train
     from mds_train.save import write_snapshot
 
-    def write(snapshot: Any, partial: Path, *, rank: int) -> Any:
+    def write(snapshot: Any, partial: Path, *, rank: int, place: Any) -> Any:
         if rank == 1 and snapshot.state.iteration == 4:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write_snapshot(snapshot, partial, rank=rank)
+        return write_snapshot(snapshot, partial, rank=rank, place=place)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mds_train.saving.saver.write_snapshot", write)
@@ -51,12 +56,15 @@ def test_background_saves_are_exact_and_fail_on_all_ranks_together(tmp_path: Pat
     second = tmp_path / "second"
     plain = config_in(tmp_path, "plain")
     background = config_in(tmp_path, "background", async_save=True, backup=str(second))
+    recipient = new_identity(tmp_path / "key.txt")
+    key = KeySource(identity=tmp_path / "key.txt")
+    sealed = config_in(tmp_path, "sealed", async_save=True, encrypt_to=(recipient,))
     full = config_in(tmp_path, "full", async_save=True)
 
-    found = run_ranks(everything, 2, [plain, background], full)
+    found = run_ranks(everything, 2, [plain, background, sealed], full)
 
-    for rank, ((first, other), failure) in enumerate(found):
-        assert other.losses == first.losses
+    for rank, ((first, other, hidden), failure) in enumerate(found):
+        assert other.losses == hidden.losses == first.losses
         events = [event.event for event in other.events if event.event in ("save", "backup")]
         assert events == ["save", "backup"] * 3
         assert failure == f"rank {rank}: [Errno 28] No space left on device"
@@ -64,5 +72,9 @@ def test_background_saves_are_exact_and_fail_on_all_ranks_together(tmp_path: Pat
         expected = tmp_path / "plain" / "checkpoints" / f"step-{step}"
         for root in (tmp_path / "background", second):
             assert checkpoint_differences(expected, root / "checkpoints" / f"step-{step}") == []
+        opened = tmp_path / "opened" / f"step-{step}"
+        opened.parent.mkdir(exist_ok=True)
+        decrypt_checkpoint(tmp_path / "sealed" / "checkpoints" / opened.name, opened, key=key)
+        assert checkpoint_differences(expected, opened) == []
     left = {path.name for path in commit.step_folders(tmp_path / "full" / "checkpoints")}
     assert left == {"step-2"}

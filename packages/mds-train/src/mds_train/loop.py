@@ -35,6 +35,7 @@ from mds_train.launch import assume_local_rank, distributed, read_environment
 from mds_train.ranks.whereabouts import Whereabouts
 from mds_train.resume import Origin, start_state
 from mds_train.saving.saver import Saver
+from mds_train.saving.sealing import check_sealing
 from mds_train.saving.spikes import SpikeDetector
 from mds_train.step import StepOutcome, train_step
 from mds_train.watch.profiling import Profiling
@@ -166,6 +167,7 @@ class _Run:
         self._saver = Saver(
             parts, parent=origin.parent, newest=origin.own_checkpoint, notify=self._event
         )
+        self._sealing_note = check_sealing(self._config.checkpoint, first=parts.groups.rank == 0)
         self._spikes = SpikeDetector(self._config.checkpoint.save_at_loss_spike)
         self._batch_sizes = BatchSizes.from_config(self._config.train)
         self._lengths = SequenceLengths.from_config(self._config.data)
@@ -396,6 +398,8 @@ class _Run:
             watcher.on_start(report)
         for message in self._origin.messages:
             self._event("resume", message)
+        if self._sealing_note is not None:
+            self._event("encryption", self._sealing_note)
 
     def _event(self, event: str, message: str, **details: object) -> None:
         logger.info(message)

@@ -26,6 +26,7 @@ from mds_train.engines.interface import Fragment
 from mds_train.exchange import attempt_on_all
 from mds_train.provenance import described_parent
 from mds_train.saving.backup import backed_up_steps, bring_back, is_url
+from mds_train.saving.sealing import key_for
 from mds_train.state import TrainState
 
 __all__ = ["Origin", "start_state"]
@@ -174,7 +175,9 @@ def _refuse_unless_wanted(root: Path, skipped: Sequence[str], wanted: Checkpoint
 
 
 def _load(parts: Parts, source: _Source) -> Origin:
-    checkpoint = _open(parts, source)
+    opened: list[Checkpoint] = []
+    attempt_on_all(lambda: opened.append(_open(parts, source)))
+    checkpoint = opened[0]
     _check_parameters(parts, checkpoint)
     weights_only = parts.config.checkpoint.load_weights_only and not source.own
     notes = () if weights_only else _check_continuation(parts, checkpoint, own=source.own)
@@ -201,7 +204,8 @@ def _load(parts: Parts, source: _Source) -> Origin:
 
 def _open(parts: Parts, source: _Source) -> Checkpoint:
     """Open a checkpoint of any format; with its padded rows, where these are trained here too."""
-    checkpoint = open_checkpoint(source.folder)
+    key = key_for(source.folder, parts.config.checkpoint)
+    checkpoint = open_checkpoint(source.folder, key=key)
     model = parts.config.model
     if not model.legacy_vocab_softmax or checkpoint.format == "mds":
         return checkpoint

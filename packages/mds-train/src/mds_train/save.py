@@ -24,6 +24,7 @@ from mds_ckpt import commit
 from mds_ckpt.formats.mds import LazyArray, Piece, RankFile, add_file, merge_rank_files
 from mds_ckpt.formats.mds import write_rank_file as write_pieces
 from mds_ckpt.manifest import CheckpointManifest, FileRecord, ModelRecord
+from mds_ckpt.protection.sealed_save import SealedPlace, SealedSave, SealingOperations
 from mds_ckpt.tensors.box import extents
 from mds_ckpt.tensors.dtype import numpy_dtype
 from mds_core.groups import ProcessGroups, group_rank, group_size
@@ -35,6 +36,7 @@ from mds_train.provenance import provenance_record
 from mds_train.state import TrainState
 
 __all__ = [
+    "SavedFile",
     "Snapshot",
     "check_masters",
     "pieces_of_rank",
@@ -54,6 +56,17 @@ class Snapshot:
     state: TrainState
     pieces: tuple[Piece, ...]
     optimizer: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedFile:
+    """What one rank wrote. Plain data: it can be pickled and gathered."""
+
+    pieces: RankFile
+    """The file as the manifest tells of it."""
+
+    sealed: tuple[str, FileRecord] | None = None
+    """Name, size and digest of what lies in the folder in its place, if it is encrypted."""
 
 
 def take_snapshot(parts: Parts, state: TrainState, *, copied: bool) -> Snapshot:
@@ -85,9 +98,22 @@ def _copy(piece: Piece) -> Piece:
     return piece._replace(array=array if array.base is None else array.copy())
 
 
-def write_snapshot(snapshot: Snapshot, partial: Path, *, rank: int) -> RankFile:
-    """Write this rank's file into the partial folder and force it to the disk."""
-    return write_pieces(partial, rank, snapshot.pieces)
+def write_snapshot(
+    snapshot: Snapshot, partial: Path, *, rank: int, place: SealedPlace | None = None
+) -> SavedFile:
+    """Write this rank's file into the partial folder and force it to the disk.
+
+    Args:
+        snapshot: This rank's.
+        partial: The folder.
+        rank: This rank.
+        place: Where its encrypted file goes; None for a plain one.
+    """
+    if place is None:
+        return SavedFile(pieces=write_pieces(partial, rank, snapshot.pieces))
+    disk = SealingOperations(place)
+    pieces = write_pieces(partial, rank, snapshot.pieces, operations=disk)
+    return SavedFile(pieces=pieces, sealed=(place.name, disk.record))
 
 
 def check_masters(fragments: Sequence[Fragment]) -> None:
@@ -161,8 +187,9 @@ def publish_snapshot(
     snapshot: Snapshot,
     *,
     partial: Path,
-    files: Sequence[RankFile],
+    files: Sequence[SavedFile],
     parent: Mapping[str, Any] | None,
+    sealing: SealedSave | None = None,
 ) -> Path:
     """Write the manifest and give the folder its name; for rank 0, with all ranks' files.
 
@@ -172,12 +199,14 @@ def publish_snapshot(
         partial: The folder that the ranks have filled.
         files: What each of them wrote.
         parent: Path, uuid and datasets of the checkpoint that the run started from.
+        sealing: What encrypts the checkpoint.
 
     Returns:
         The folder ``checkpoints/step-N``.
     """
-    parameters, records = merge_rank_files(parts.shapes, files)
-    tokenizer = _add_tokenizer(parts, partial, records)
+    parameters, records = merge_rank_files(parts.shapes, [file.pieces for file in files])
+    sealed = dict(file.sealed for file in files if file.sealed is not None)
+    tokenizer = _add_tokenizer(parts, partial, records, sealing=sealing, sealed=sealed)
     manifest = CheckpointManifest(
         uuid=str(uuid.uuid4()),
         created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -199,7 +228,10 @@ def publish_snapshot(
         parent=None if parent is None else {key: parent[key] for key in ("path", "uuid")},
         provenance=provenance_record(parts, parent=parent),
     )
-    return commit.publish(partial, manifest, root=parts.checkpoints, existing="replace")
+    root = parts.checkpoints
+    if sealing is None:
+        return commit.publish(partial, manifest, root=root, existing="replace")
+    return sealing.publish(partial, manifest, sealed=sealed, root=root, existing="replace")
 
 
 def _model_record(parts: Parts) -> ModelRecord:
@@ -240,7 +272,12 @@ def _data_record(parts: Parts, state: TrainState) -> dict[str, Any]:
 
 
 def _add_tokenizer(
-    parts: Parts, partial: Path, records: dict[str, FileRecord]
+    parts: Parts,
+    partial: Path,
+    records: dict[str, FileRecord],
+    *,
+    sealing: SealedSave | None,
+    sealed: dict[str, FileRecord],
 ) -> dict[str, str] | None:
     """Let the store's tokenizer travel with the weights, where it is one file of that kind."""
     store = parts.stores.training[0]
@@ -250,5 +287,11 @@ def _add_tokenizer(
     if store.is_encrypted:  # its plain copy would lie beside the weights
         return None
     data = (Path(store.path) / record.file).read_bytes()
-    records[TOKENIZER] = add_file(partial, TOKENIZER, data)
+    if sealing is None:
+        records[TOKENIZER] = add_file(partial, TOKENIZER, data)
+    else:
+        place = sealing.place(TOKENIZER)
+        disk = SealingOperations(place)
+        records[TOKENIZER] = add_file(partial, TOKENIZER, data, operations=disk)
+        sealed[place.name] = disk.record
     return {"kind": record.kind, "file": TOKENIZER, "sha256": records[TOKENIZER].sha256}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from mds_train.config.checks import require_not_negative, require_positive
 
 __all__ = ["CheckpointConfig"]
+
+_PUBLIC_KEY = re.compile(r"age1[02-9ac-hj-np-z]{58}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +33,22 @@ class CheckpointConfig:
 
     backup_identity: str | None = None
     """File of an age identity: backups at a URL are encrypted for it."""
+
+    encrypt_to: tuple[str, ...] = ()
+    """Save encrypted, for these: age public keys ("age1..."), "passphrase" and "key-command", the
+    ones that this table names."""
+
+    identity: str | None = None
+    """File of the age identity that opens encrypted checkpoints, to load and to resume."""
+
+    passphrase_file: str | None = None
+    """File with the passphrase that opens them."""
+
+    passphrase_variable: str | None = None
+    """Name of the environment variable that holds their passphrase."""
+
+    key_command: str | None = None
+    """Program that unwraps (and wraps) their key, such as the client of a key service."""
 
     save_initial: bool = False
     """Also save before the first step."""
@@ -65,9 +84,29 @@ class CheckpointConfig:
                 "checkpoint.backup_identity encrypts backups at a URL, but checkpoint.backup names "
                 "none; set it to one such as s3://bucket/run, or leave the identity out."
             )
+        self._check_encryption()
         require_positive("checkpoint.keep_every", self.keep_every)
         require_not_negative("checkpoint.keep_last", self.keep_last)
         if self.load_weights_only and self.load is None:
             raise ValueError(
                 "checkpoint.load_weights_only is set, but checkpoint.load names no checkpoint."
             )
+
+    def _check_encryption(self) -> None:
+        named = {
+            "passphrase": self.passphrase_file or self.passphrase_variable,
+            "key-command": self.key_command,
+        }
+        for entry in self.encrypt_to:
+            if entry not in named and not _PUBLIC_KEY.fullmatch(entry):
+                raise ValueError(
+                    f"checkpoint.encrypt_to holds {entry[:80]!r}, which is no public key of age "
+                    f'(age1 and 58 letters and digits); "passphrase" and "key-command" stand for '
+                    f"those that the table names."
+                )
+            if entry in named and not named[entry]:
+                key = "passphrase_file" if entry == "passphrase" else "key_command"
+                raise ValueError(
+                    f'checkpoint.encrypt_to holds "{entry}", but nothing names it; set '
+                    f"checkpoint.{key}."
+                )

@@ -38,6 +38,12 @@ class DataConfig:
     identity: str | None = None
     """File of the age identity that opens encrypted stores."""
 
+    passphrase_file: str | None = None
+    """File with the passphrase that opens them."""
+
+    passphrase_variable: str | None = None
+    """Name of the environment variable that holds their passphrase."""
+
     key_command: str | None = None
     """Program that unwraps the key of encrypted stores, such as the client of a key service."""
 

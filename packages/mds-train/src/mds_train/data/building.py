@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from mds_data import BlendedDataset, KeySource, TokenStore, open_store
+from mds_data import BlendedDataset, KeySource, SealedError, TokenStore, open_store
 from mds_train.batches import GuardedSamples, Samples
 from mds_train.config import TrainConfig
 from mds_train.config.batch_growth import BatchSizes
 from mds_train.config.data import DataConfig
+from mds_train.config.keys import named_keys, ways_to_name
 from mds_train.data.families import Split, dataset_of
 
 __all__ = [
@@ -46,9 +47,8 @@ class Stores:
 
 def key_of(data: DataConfig) -> KeySource | None:
     """What opens the stores that are encrypted."""
-    if data.identity is None and data.key_command is None:
-        return None
-    return KeySource(identity=data.identity, key_command=data.key_command)
+    named = named_keys(data)
+    return KeySource(**named) if named else None  # type: ignore[arg-type]
 
 
 def open_stores(config: TrainConfig) -> Stores:
@@ -59,8 +59,8 @@ def open_stores(config: TrainConfig) -> Stores:
     """
     data = config.data
     stores = Stores(
-        [open_store(Path(path), key=key_of(data)) for path in data.paths],
-        [open_store(Path(path), key=key_of(data)) for path in data.valid_stores],
+        [_opened(path, data) for path in data.paths],
+        [_opened(path, data) for path in data.valid_stores],
     )
     for path, store in zip(
         (*data.paths, *data.valid_stores), (*stores.training, *stores.validation), strict=True
@@ -71,6 +71,19 @@ def open_stores(config: TrainConfig) -> Stores:
                 f"model.vocab_size is {config.model.vocab_size}; set it to {store.vocab_size}."
             )
     return stores
+
+
+def _opened(path: str, data: DataConfig) -> TokenStore:
+    key = key_of(data)
+    try:
+        return open_store(Path(path), key=key)
+    except SealedError as error:
+        if key is not None:
+            raise
+        raise ValueError(
+            f"{path}: the store is encrypted, and no key was given; name what opens it: "
+            f"{ways_to_name('data')}."
+        ) from error
 
 
 def epoch_lengths(config: TrainConfig, stores: Stores) -> list[int]:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from mds_ckpt import CheckpointError, KeySource, commit
-from mds_ckpt.manifest import CheckpointManifest
+from mds_ckpt.manifest import MANIFEST_NAME, FileRecord
 from mds_ckpt.protection import backup as backups
 from mds_ckpt.protection.places import is_url
 from mds_ckpt.protection.retention import newest_steps
+from mds_ckpt.protection.snapshot import files_of
 
 __all__ = ["back_up", "backed_up_steps", "bring_back", "copy_checkpoint", "is_url"]
 
@@ -106,25 +108,42 @@ def copy_checkpoint(
         root: The other folder.
         operations: The disk.
     """
-    manifest = commit.read_manifest(source)
+    files = files_of(source)[1]
+    manifest = files.pop(MANIFEST_NAME)
     target = root / source.name
-    if _is_whole(target, uuid=manifest.uuid):
+    if _is_whole(target, manifest=manifest):
         return target
-    partial = commit.stage(root, manifest.step, operations=operations)
+    step = int(source.name.removeprefix("step-"))
+    partial = commit.stage(root, step, operations=operations)
     try:
-        _copy_files(source, partial, manifest, operations=operations)
-        return commit.publish(
-            partial, manifest, root=root, existing="replace", operations=operations
+        _copy_files(source, partial, files, operations=operations)
+        last = {MANIFEST_NAME: _read_manifest(source, manifest)}
+        return commit.publish_files(
+            partial, last, step=step, root=root, existing="replace", operations=operations
         )
     except (OSError, ValueError):
         shutil.rmtree(partial, ignore_errors=True)
         raise
 
 
+def _read_manifest(source: Path, record: FileRecord) -> bytes:
+    """The manifest, or of an encrypted checkpoint the envelope, as it was when it was looked at."""
+    data = (source / MANIFEST_NAME).read_bytes()
+    if hashlib.sha256(data).hexdigest() != record.sha256:
+        raise ValueError(
+            f"{source / MANIFEST_NAME}: it was changed while it was copied; try again."
+        )
+    return data
+
+
 def _copy_files(
-    source: Path, partial: Path, manifest: CheckpointManifest, *, operations: commit.FileOperations
+    source: Path,
+    partial: Path,
+    files: Mapping[str, FileRecord],
+    *,
+    operations: commit.FileOperations,
 ) -> None:
-    for name, record in manifest.files.items():
+    for name, record in files.items():
         copy = partial / name
         with (source / name).open("rb") as given, operations.create(copy) as file:
             while block := given.read(_BLOCK):
@@ -140,9 +159,11 @@ def _copy_files(
             )
 
 
-def _is_whole(folder: Path, *, uuid: str | None = None) -> bool:
+def _is_whole(folder: Path, *, manifest: FileRecord | None = None) -> bool:
+    """Whether a checkpoint is there and undamaged; with a manifest, whether it is that one."""
     try:
-        return commit.check_folder(folder, digests=True).uuid == uuid or uuid is None
+        commit.check_files(folder, digests=True)
+        return manifest is None or files_of(folder)[1][MANIFEST_NAME] == manifest
     except (CheckpointError, OSError):
         return False
 

@@ -17,10 +17,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mds_ckpt import commit
+from mds_ckpt.formats.mds import rank_file_name
+from mds_ckpt.protection.sealed_save import SealedPlace, SealedSave
 from mds_train.assembly import Parts
 from mds_train.exchange import attempt_on_all
 from mds_train.save import Snapshot, publish_snapshot, take_snapshot, write_snapshot
 from mds_train.saving.backup import back_up
+from mds_train.saving.sealing import new_sealing
 from mds_train.state import TrainState
 
 __all__ = ["Notify", "Saver"]
@@ -33,12 +36,21 @@ class Notify(Protocol):
         """Tell of ``event`` in a sentence; details are what JSON can hold."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Stage:
+    """Where the ranks write."""
+
+    partial: Path
+    places: tuple[SealedPlace, ...] | None = None
+    """Each rank's encrypted file and its key; None where the files are plain."""
+
+
 @dataclass(kw_only=True, slots=True)
 class _Job:
     """A save under way."""
 
     snapshot: Snapshot
-    partial: Path
+    stage: _Stage
     phase: str
     work: Future[Any]
     """This rank's part of the phase."""
@@ -47,6 +59,8 @@ class _Job:
     """Seconds that the loop stood still for it."""
     why: str = ""
     lock: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    sealing: SealedSave | None = None
+    """On the first rank, what encrypts the checkpoint."""
     folder: Path | None = None
 
 
@@ -152,19 +166,22 @@ class Saver:
 
     def _start(self, state: TrainState, *, began: float, why: str) -> None:
         lock = contextlib.ExitStack()
+        sealings: list[SealedSave | None] = []
         try:
-            partial = attempt_on_all(lambda: self._stage(state, lock))[0]
-            assert partial is not None
+            stage = attempt_on_all(lambda: self._stage(state, lock, sealings))[0]
+            assert stage is not None
             snapshot = self._snapshot(state)
         except BaseException:
             lock.close()
             raise
         rank = self._parts.groups.rank
-        work = self._begin(lambda: write_snapshot(snapshot, partial, rank=rank))
+        place = None if stage.places is None else stage.places[rank]
+        work = self._begin(lambda: write_snapshot(snapshot, stage.partial, rank=rank, place=place))
         self._last_step = state.iteration
         self._job = _Job(
             snapshot=snapshot,
-            partial=partial,
+            stage=stage,
+            sealing=sealings[0] if sealings else None,
             phase="write",
             work=work,
             began=began,
@@ -172,14 +189,23 @@ class Saver:
             lock=lock,
         )
 
-    def _stage(self, state: TrainState, lock: contextlib.ExitStack) -> Path | None:
+    def _stage(
+        self, state: TrainState, lock: contextlib.ExitStack, sealings: list[SealedSave | None]
+    ) -> _Stage | None:
         """Rank 0 keeps other jobs out of the folder, from here to the commit."""
         if not self._first:
             return None
         root = self._parts.checkpoints
         root.mkdir(parents=True, exist_ok=True)
         lock.enter_context(commit.lock(root))
-        return commit.stage(root, state.iteration)
+        partial = commit.stage(root, state.iteration)
+        sealing = new_sealing(self._settings)
+        sealings.append(sealing)
+        if sealing is None:
+            return _Stage(partial=partial)
+        ranks = range(self._parts.groups.layout.world_size)
+        places = tuple(sealing.place(rank_file_name(rank)) for rank in ranks)
+        return _Stage(partial=partial, places=places)
 
     def _snapshot(self, state: TrainState) -> Snapshot:
         copied = self._settings.async_save
@@ -193,7 +219,12 @@ class Saver:
 
     def _commit(self, job: _Job, files: list[Any]) -> Path:
         folder = publish_snapshot(
-            self._parts, job.snapshot, partial=job.partial, files=files, parent=self._parent
+            self._parts,
+            job.snapshot,
+            partial=job.stage.partial,
+            files=files,
+            parent=self._parent,
+            sealing=job.sealing,
         )
         keep = self._settings
         if keep.keep_last:
