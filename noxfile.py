@@ -260,6 +260,7 @@ def interop(session: nox.Session) -> None:
         *readers,
         *extra("mds-train", "evaluate"),
         *extra("mds-train", "serve"),
+        *extra("mds-ckpt", "signing"),
         "accelerate",
         "datasets",
         "jinja2",

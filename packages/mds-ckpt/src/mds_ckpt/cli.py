@@ -19,7 +19,12 @@ from mds_ckpt.commands.old_names import add_old_commands, new_spelling
 from mds_ckpt.commands.parser import Parser
 from mds_ckpt.commands.protection import add_protection_commands
 from mds_ckpt.commands.report import say, say_report
-from mds_ckpt.errors import CheckpointError, UsageError
+from mds_ckpt.commands.signature import (
+    add_signature_options,
+    add_signing_command,
+    signature_differs,
+)
+from mds_ckpt.errors import CheckpointError, UnknownFormatError, UsageError
 from mds_ckpt.escape import printable
 
 _DTYPES = {
@@ -97,6 +102,7 @@ def build_parser() -> argparse.ArgumentParser:
     for add in (_add_inspect, _add_verify, _add_convert, _add_diff, _add_scan):
         add(commands, common)
     add_protection_commands(lambda *about: _add_command(commands, common, *about))
+    add_signing_command(lambda *about: _add_command(commands, common, *about))
     add_backup_commands(lambda *about: _add_command(commands, common, *about))
     add_old_commands(lambda *about: _add_command(commands, common, *about))
     return parser
@@ -173,15 +179,28 @@ def _add_verify(commands: argparse._SubParsersAction[Parser], common: Parser) ->
     parser.add_argument("--to", metavar="PLACE", help=text)
     _add_from(parser)
     add_key_options(parser)
+    add_signature_options(parser)
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from mds_ckpt.verification import verify
-
     if (arguments.path is None) == (arguments.to is None):
         raise UsageError("verify takes a PATH, or backups with --to PLACE")
     if arguments.to is not None:
         return verify_backups(arguments)
+    if signature_differs(arguments):
+        return 1
+    try:
+        return _verify_contents(arguments)
+    except UnknownFormatError:
+        if arguments.public_key is None:
+            raise
+        say("it is no checkpoint, so nothing besides the signature was checked")
+        return 0
+
+
+def _verify_contents(arguments: argparse.Namespace) -> int:
+    from mds_ckpt.verification import verify
+
     key = key_of(arguments)
     if key is None and arguments.expect is None and arguments.source_format in (None, "mds"):
         from mds_ckpt.files.sealed_folder import is_sealed

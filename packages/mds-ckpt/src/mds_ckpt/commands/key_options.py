@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 __all__ = [
     "add_key_options",
     "add_lock_options",
+    "add_passphrase_options",
     "add_recipients",
     "has_lock",
     "key_of",
     "lock_of",
+    "passphrase_of",
 ]
 
 _SOURCES = (
@@ -60,6 +62,23 @@ def add_recipients(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--recipients-file", metavar="FILE", help=text)
     text = "make a new age identity, write it here (mode 0600), and lock for it"
     group.add_argument("--new-identity", metavar="FILE", help=text)
+
+
+def add_passphrase_options(group: argparse._ArgumentGroup) -> None:
+    """Add where a passphrase comes from, for what is locked by nothing else."""
+    for name, metavar, text in _SOURCES[2:4]:
+        group.add_argument(f"--{name}", metavar=metavar, help=text)
+    group.add_argument("--ask-passphrase", action="store_true", help="ask for it at the terminal")
+
+
+def passphrase_of(arguments: argparse.Namespace) -> KeySource | None:
+    """Where the passphrase comes from, if anything was named."""
+    found = {
+        "passphrase_file": arguments.passphrase_file,
+        "passphrase_variable": arguments.passphrase_env,
+        "ask": arguments.ask_passphrase,
+    }
+    return _source(found)
 
 
 def key_of(arguments: argparse.Namespace) -> KeySource | None:
