@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from mds_ckpt.tensors.qkv import Layout
@@ -32,3 +33,5 @@ class ReadOptions:
     """Where the key of an encrypted checkpoint comes from; others need none."""
     expect: str | None = None
     """SHA-256 that the (plain) manifest of an mds checkpoint must have."""
+    adapter: Path | None = None
+    """Folder of a LoRA adapter, as the peft library keeps it, that is added to the weights."""

@@ -6,7 +6,7 @@ Initialisation and checkpoints read the declaration; no table of names repeats i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -102,9 +102,17 @@ def parameter_shards(module: nn.Module) -> dict[str, ParameterShard]:
 
 
 @torch.no_grad()
-def initialize(module: nn.Module, *, seed: int) -> None:
-    """Give every declared parameter its start values, which depend on seed and name only."""
+def initialize(module: nn.Module, *, seed: int, only: Collection[str] | None = None) -> None:
+    """Give declared parameters their start values, which depend on seed and name only.
+
+    Args:
+        module: The model or a part of it.
+        seed: The run's.
+        only: Names of those that are to begin anew; all if None.
+    """
     for name, declaration, parameter in _declared(module):
+        if only is not None and name not in only:
+            continue
         if declaration.std is None:
             parameter.fill_(declaration.fill)
         else:

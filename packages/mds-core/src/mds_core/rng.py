@@ -23,6 +23,10 @@ Site = Literal[
     "cross_attention",
     "cross_attention_output",
     "mlp_output",
+    "linear_qkv",
+    "linear_proj",
+    "linear_fc1",
+    "linear_fc2",
 ]
 
 _LANES = 4  # 16-bit numbers in 64 bits, one for each value

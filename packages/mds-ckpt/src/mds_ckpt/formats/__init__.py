@@ -108,6 +108,10 @@ def open_checkpoint(
     if key is not None or expect is not None:
         options = replace(options or ReadOptions(), key=key, expect=expect)
     checkpoint = _opened(path, format, options)
+    if options is not None and options.adapter is not None:
+        from mds_ckpt.adapter import with_adapter
+
+        checkpoint = with_adapter(checkpoint, options.adapter)
     if expect is not None and checkpoint.format != "mds":
         raise UsageError(f"{checkpoint.format} has no manifest whose digest could be expected")
     return checkpoint

@@ -21,6 +21,7 @@ from mds_core.groups import group_rank, group_size
 from mds_core.init import scaled_std
 from mds_core.layers.cache import KVCache, SlotRows
 from mds_core.layers.linear import ColumnParallelLinear, RowParallelLinear
+from mds_core.layers.lora import AdapterDropout
 from mds_core.layers.norm import Norm
 from mds_core.layers.ring import ring_attention
 from mds_core.layers.rope import Rotation, apply_rope
@@ -61,6 +62,7 @@ class Context:
         rows: Stretches of the sequence that this rank's residual stream holds, in its order.
         memory: The encoder's output; None without an encoder.
         tiles: How self-attention is cut into tiles; None for all at once.
+        adapters: Dropout of low-rank adapters; None where they drop nothing.
     """
 
     rotation: Rotation | None
@@ -70,6 +72,7 @@ class Context:
     rows: tuple[range, ...]
     memory: Memory | None = None
     tiles: Tiles | None = None
+    adapters: AdapterDropout | None = None
 
 
 def attention_mask(
@@ -341,7 +344,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """Map [b, s, h] to [b, s, h]."""
-        return self.attend(self.linear_qkv(x), context)
+        return self.attend(self.linear_qkv(x, context.adapters), context)
 
     def attend(self, qkv: Tensor, context: Context) -> Tensor:
         """Go on from the projection [b, s, (n + 2 g) d] to [b, s, h].
@@ -356,7 +359,7 @@ class SelfAttention(nn.Module):
             key, value = context.cache.append(self.layer, key, value)
         joined = self.core(query, key, value, context, mask=context.mask)
         own = exchange(joined, group=self.ulysses, split=1, join=2)
-        return self.linear_proj(own)  # type: ignore[no-any-return]
+        return self.linear_proj(own, context.adapters)  # type: ignore[no-any-return]
 
     def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Take [b, s, g (n / g + 2) d] apart into [b, n, s, d] and twice [b, g, s, d]."""

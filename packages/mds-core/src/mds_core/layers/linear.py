@@ -13,15 +13,55 @@ from torch.nn import functional as F
 
 from mds_core.collectives import copy, reduce, reduce_scatter
 from mds_core.groups import group_rank, group_size
+from mds_core.layers.lora import Adapter, AdapterConfig, AdapterDropout, AdapterPlace
 from mds_core.layers.product import Multiply, product
 from mds_core.parameter import Declaration, ParallelModule, split_evenly
+from mds_core.rng import Site
 
 __all__ = ["ColumnParallelLinear", "ReplicatedLinear", "RowParallelLinear"]
 
 _SEQUENCE = 1  # dimension of the positions in [b, s, ...]
 
 
-class ColumnParallelLinear(ParallelModule):
+class _AdaptedLinear(ParallelModule):
+    """A split linear layer that may have a low-rank adapter beside it."""
+
+    def __init__(self, *, tp: ProcessGroup | None, sequence_parallel: bool) -> None:
+        super().__init__()
+        self.tp = tp
+        self.sequence_parallel = sequence_parallel
+        self.multiply: Multiply = product
+        """The product; a pipeline schedule puts one here whose weight gradient waits."""
+        self.adapter: Adapter | None = None
+
+    def add_adapter(self, config: AdapterConfig, *, layer: int, site: Site) -> None:
+        """Put an adapter beside this layer.
+
+        Args:
+            config: Of the adapter.
+            layer: Number of the transformer layer that this is in.
+            site: Name of this linear layer there.
+        """
+        weight, declared = self.get_parameter("weight"), self.declarations["weight"]
+        outputs, inputs = declared.global_shape
+        assert declared.dim is not None
+        place = AdapterPlace(
+            layer=layer,
+            site=site,
+            inputs=inputs,
+            outputs=outputs,
+            dim=declared.dim,
+            ranges=declared.ranges,
+            tp=self.tp,
+            sequence_parallel=self.sequence_parallel,
+        )
+        self.adapter = Adapter(config, place, dtype=weight.dtype, device=weight.device)
+
+    def _adapted(self, y: Tensor, x: Tensor, dropping: AdapterDropout | None) -> Tensor:
+        return y if self.adapter is None else y + self.adapter(x, dropping)
+
+
+class ColumnParallelLinear(_AdaptedLinear):
     """``y = x W^T + b`` with the outputs split: each rank computes its own columns of y.
 
     Args:
@@ -51,11 +91,7 @@ class ColumnParallelLinear(ParallelModule):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__()
-        self.tp = tp
-        self.sequence_parallel = sequence_parallel
-        self.multiply: Multiply = product
-        """The product; a pipeline schedule puts one here whose weight gradient waits."""
+        super().__init__(tp=tp, sequence_parallel=sequence_parallel)
         rank, size = group_rank(tp), group_size(tp)
         ranges = split_evenly(out_features, rank=rank, size=size, blocks=blocks)
         weight = Declaration(
@@ -69,21 +105,24 @@ class ColumnParallelLinear(ParallelModule):
         else:
             self.register_parameter("bias", None)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, dropping: AdapterDropout | None = None) -> Tensor:
         """Return this rank's columns.
 
         Args:
             x: [b, s, in], or [b, s / t, in] with sequence parallelism.
+            dropping: The dropout of an adapter.
 
         Returns:
             [b, s, out / t].
         """
         if self.sequence_parallel:
-            return self.multiply(x, self.weight, self.bias, group=self.tp)
-        return self.multiply(copy(x, group=self.tp), self.weight, self.bias)
+            y = self.multiply(x, self.weight, self.bias, group=self.tp)
+        else:
+            y = self.multiply(copy(x, group=self.tp), self.weight, self.bias)
+        return self._adapted(y, x, dropping)
 
 
-class RowParallelLinear(ParallelModule):
+class RowParallelLinear(_AdaptedLinear):
     """``y = x W^T + b`` with the inputs split: the ranks' products are summed.
 
     Args:
@@ -109,11 +148,7 @@ class RowParallelLinear(ParallelModule):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__()
-        self.tp = tp
-        self.sequence_parallel = sequence_parallel
-        self.multiply: Multiply = product
-        """The product; a pipeline schedule puts one here whose weight gradient waits."""
+        super().__init__(tp=tp, sequence_parallel=sequence_parallel)
         ranges = split_evenly(in_features, rank=group_rank(tp), size=group_size(tp))
         weight = Declaration(
             global_shape=(out_features, in_features), dim=1, ranges=ranges, std=std
@@ -126,15 +161,19 @@ class RowParallelLinear(ParallelModule):
         else:
             self.register_parameter("bias", None)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, dropping: AdapterDropout | None = None) -> Tensor:
         """Return the sum over the ranks.
 
         Args:
             x: [b, s, in / t], this rank's slice.
+            dropping: The dropout of an adapter.
 
         Returns:
             [b, s, out], or [b, s / t, out] with sequence parallelism.
         """
+        return self._adapted(self._summed(x), x, dropping)
+
+    def _summed(self, x: Tensor) -> Tensor:
         if self.tp is None:
             return self.multiply(x, self.weight, self.bias)
         y = self.multiply(x, self.weight, None)

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from mds_core.config import GPTConfig
 from mds_core.init import scaled_std
 from mds_core.layers.linear import ColumnParallelLinear, RowParallelLinear
+from mds_core.layers.lora import AdapterDropout
 from mds_core.memory import again
 
 __all__ = ["ACTIVATIONS", "MLP"]
@@ -92,16 +93,16 @@ class MLP(nn.Module):
             device=device,
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, dropping: AdapterDropout | None = None) -> Tensor:
         """Map [b, s, h] to [b, s, h]; with sequence parallelism s is s / t outside."""
-        return self.narrow(self.linear_fc1(x))
+        return self.narrow(self.linear_fc1(x, dropping), dropping)
 
-    def narrow(self, wide: Tensor) -> Tensor:
+    def narrow(self, wide: Tensor, dropping: AdapterDropout | None = None) -> Tensor:
         """Go on from the first projection, [b, s, f / t], or [b, s, 2 f / t]: gate and up."""
-        return again(self._narrow, wide, active=self.activate_again)
+        return again(self._narrow, wide, dropping, active=self.activate_again)
 
-    def _narrow(self, wide: Tensor) -> Tensor:
+    def _narrow(self, wide: Tensor, dropping: AdapterDropout | None) -> Tensor:
         if not self.gated:
-            return self.linear_fc2(self.activation(wide))  # type: ignore[no-any-return]
+            return self.linear_fc2(self.activation(wide), dropping)  # type: ignore[no-any-return]
         gate, up = wide.chunk(2, dim=-1)
-        return self.linear_fc2(self.activation(gate) * up)  # type: ignore[no-any-return]
+        return self.linear_fc2(self.activation(gate) * up, dropping)  # type: ignore[no-any-return]

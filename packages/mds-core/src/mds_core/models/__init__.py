@@ -1,6 +1,8 @@
 """Models, each one readable file, with canonical parameter names."""
 
+from mds_core.models.adapters import add_adapters
 from mds_core.models.bert import Bert, BertLogits, BertLoss
+from mds_core.models.distilled import Distillation, DistilledGPT, DistilledLoss
 from mds_core.models.gpt import GPT, GPTLoss, RoutedLoss
 from mds_core.models.t5 import T5
 from mds_core.models.weight_decay import no_weight_decay
@@ -11,7 +13,11 @@ __all__ = [
     "Bert",
     "BertLogits",
     "BertLoss",
+    "Distillation",
+    "DistilledGPT",
+    "DistilledLoss",
     "GPTLoss",
     "RoutedLoss",
+    "add_adapters",
     "no_weight_decay",
 ]
