@@ -20,7 +20,8 @@ from mds_core import BertConfig, ProcessGroups
 from mds_core.models import Bert
 from mds_core.rng import DropoutKey
 from mds_train.errors import InputError
-from mds_train.generate.model import fill, find_checkpoint
+from mds_train.generate.model import fill
+from mds_train.model_source import find_checkpoint
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -9,19 +9,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mds_ckpt import Checkpoint, open_checkpoint
+from mds_ckpt import Checkpoint
 from mds_train.config.data import DataConfig
 from mds_train.config.loading import Setting, Settings, build
 from mds_train.config.model import ModelConfig
 from mds_train.data.building import Stores, epoch_lengths, open_stores
 from mds_train.errors import InputError
-from mds_train.generate.model import find_checkpoint
+from mds_train.model_source import folder_to_load, open_model
 
 __all__ = ["settings_of_base", "with_data"]
 
 _LONGEST = 2048
 _WARMUP = 0.03
 _ALL = "100,0,0"
+_ADAPTERS_RATE = 2e-4
+"""Adapters take larger steps than whole models."""
+_DEFAULT = "finetune's default"
 _DEFAULTS: Mapping[str, Any] = {
     "train.global_batch_size": 16,
     "train.micro_batch_size": 1,
@@ -41,8 +44,8 @@ def settings_of_base(base: Path, store: Path, run_dir: Path) -> Settings:
     Raises:
         InputError: If the checkpoint does not hold a GPT-like model.
     """
-    path = find_checkpoint(base)
-    model = _model(open_checkpoint(path))
+    path = folder_to_load(str(base))
+    model = _model(open_model(path))
     said = {f"model.{name}": value for name, value in _changed(model).items()}
     data = {
         "data.store": str(store),
@@ -52,7 +55,7 @@ def settings_of_base(base: Path, store: Path, run_dir: Path) -> Settings:
         "train.run_dir": str(run_dir),
     }
     return {
-        **{key: _said(value, by="finetune's default") for key, value in _DEFAULTS.items()},
+        **{key: _said(value, by=_DEFAULT) for key, value in _DEFAULTS.items()},
         **{key: _said(value, by=f"the model in {base}") for key, value in said.items()},
         **{key: _said(value, by="command line") for key, value in data.items()},
     }
@@ -61,10 +64,16 @@ def settings_of_base(base: Path, store: Path, run_dir: Path) -> Settings:
 def with_data(settings: Settings, *, epochs: float) -> Settings:
     """The same, with what the stores say: whether they hold conversations, and the steps.
 
+    Adapters get a learning rate of their own where none was set.
+
     Args:
         settings: All others.
         epochs: Passes over the training samples, where train.train_steps is not set.
     """
+    rate = settings.get("optimizer.lr")
+    adapts = "lora.rank" in settings and settings["lora.rank"].value
+    if adapts and rate is not None and rate.origin == _DEFAULT:
+        settings = {**settings, "optimizer.lr": _said(_ADAPTERS_RATE, by=f"{_DEFAULT} for LoRA")}
     probe = {
         **settings,
         "train.train_steps": _said(1, by="the counting of samples"),

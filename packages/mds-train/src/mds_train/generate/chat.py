@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mds_ckpt import open_checkpoint
 from mds_ckpt.companions import read_json
 from mds_data.chat.formats import chat_template
 from mds_data.chat.template import ChatTemplate, load_chat_template
 from mds_data.chat.values import TemplateError
 from mds_train.errors import InputError
-from mds_train.generate.model import find_checkpoint
+from mds_train.model_source import open_model
 
 __all__ = ["find_chat_template"]
 
@@ -31,7 +30,7 @@ def find_chat_template(checkpoint: Path, *, named: str | None = None) -> ChatTem
     try:
         if named is not None:
             return chat_template(named, eos_token=_end_mark(checkpoint))
-        companions = open_checkpoint(find_checkpoint(checkpoint)).companions
+        companions = open_model(checkpoint).companions
         if "chat_template.jinja" in companions:
             return load_chat_template(companions["chat_template.jinja"])
         settings = companions.get("tokenizer_config.json")
@@ -44,7 +43,7 @@ def find_chat_template(checkpoint: Path, *, named: str | None = None) -> ChatTem
 
 def _end_mark(checkpoint: Path) -> str:
     """How the tokenizer spells the end of a text."""
-    companions = open_checkpoint(find_checkpoint(checkpoint)).companions
+    companions = open_model(checkpoint).companions
     if "tokenizer_config.json" not in companions:
         return ""
     mark = read_json(companions["tokenizer_config.json"]).get("eos_token")

@@ -133,6 +133,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what says which model is meant and where it computes."""
     add = parser.add_argument
     add("checkpoint", type=Path, help="a checkpoint, a folder of them, or the folder of a run")
+    text = "add a LoRA adapter (a folder in the peft library's format) to the weights"
+    add("--adapter", type=Path, metavar="DIR", help=text)
     add("--tokenizer", type=Path, metavar="F", help="a tokenizer.json instead of its own")
     add("--device", default="auto", choices=["auto", "cpu", "cuda"])
     add("--dtype", default="stored", choices=_DTYPES, help="compute in it (%(default)s)")
@@ -174,7 +176,13 @@ def loaded(options: argparse.Namespace, environment: Environment) -> Iterator[Lo
             started = distributed(environment, device=options.device, timeout_seconds=600)
             device = stack.enter_context(started)
             groups = ProcessGroups.build(Layout(tp_size=environment.world_size))
-        model = load_model(checkpoint, device=device, dtype=_dtype(options.dtype), groups=groups)
+        model = load_model(
+            checkpoint,
+            device=device,
+            dtype=_dtype(options.dtype),
+            groups=groups,
+            adapter=options.adapter,
+        )
         yield LoadedModel(
             model=model,
             tokenizer=tokenizer,

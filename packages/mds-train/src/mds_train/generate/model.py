@@ -11,18 +11,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mds_ckpt import Checkpoint, open_checkpoint
+from mds_ckpt import Checkpoint
 from mds_ckpt.companions import read_json
 from mds_core import GPTConfig, ProcessGroups
 from mds_core.models import GPT, Bert
 from mds_core.sharding import cut
 from mds_train.errors import InputError
+from mds_train.model_source import find_checkpoint, open_model
 
 if TYPE_CHECKING:
     import numpy as np
     from tokenizers import Tokenizer
 
-__all__ = ["end_tokens", "fill", "find_checkpoint", "load_model", "load_tokenizer"]
+__all__ = [
+    "as_torch",
+    "end_tokens",
+    "fill",
+    "find_checkpoint",
+    "load_model",
+    "load_tokenizer",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -36,15 +44,17 @@ def load_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     groups: ProcessGroups | None = None,
+    adapter: Path | None = None,
 ) -> GPT:
     """Load a model for use, whatever layout trained it.
 
     Args:
-        path: a checkpoint's folder, a folder of checkpoints (the newest good one is taken), or
-            the folder of a run.
+        path: a checkpoint's folder, a folder of checkpoints (the newest good one is taken), the
+            folder of a run, or that of a LoRA adapter, which names its base.
         device: where the model goes.
         dtype: of its parameters; as stored when left out.
         groups: ranks along tp that share the model; one when left out.
+        adapter: folder of a LoRA adapter (the peft library's format) to add to the weights.
 
     Returns:
         The model, or this rank's share of it, in evaluation mode.
@@ -52,26 +62,13 @@ def load_model(
     Raises:
         InputError: If the checkpoint lacks a parameter or has one of another shape.
     """
-    checkpoint = open_checkpoint(find_checkpoint(path))
+    checkpoint = open_model(path, adapter=adapter)
     config = _model_config(checkpoint)
     dtype = dtype or _stored_dtype(checkpoint)
     model = GPT(config, groups or ProcessGroups.single(), dtype=dtype, device="meta")
     model.to_empty(device=device)
     fill(model, checkpoint)
     return model.eval()
-
-
-def find_checkpoint(path: str | Path) -> Path:
-    """Return the path that mds_ckpt can open: for the folder of a run, its checkpoints.
-
-    Raises:
-        InputError: If there is no such path.
-    """
-    path = Path(path)
-    if not path.exists():
-        raise InputError(f"{path}: there is no such checkpoint; check the path.")
-    inner = path / "checkpoints"
-    return inner if inner.is_dir() else path
 
 
 def load_tokenizer(checkpoint: str | Path, *, tokenizer: Path | None = None) -> Tokenizer:
@@ -87,7 +84,7 @@ def load_tokenizer(checkpoint: str | Path, *, tokenizer: Path | None = None) -> 
     from tokenizers import Tokenizer
 
     if tokenizer is None:
-        opened = open_checkpoint(find_checkpoint(checkpoint))
+        opened = open_model(checkpoint)
         tokenizer = opened.companions.get("tokenizer.json")
         if tokenizer is None:
             raise InputError(
@@ -109,7 +106,7 @@ def end_tokens(checkpoint: str | Path, tokenizer: Tokenizer) -> frozenset[int]:
         checkpoint: as for `load_model`.
         tokenizer: knows the usual ones' ids.
     """
-    companions = open_checkpoint(find_checkpoint(checkpoint)).companions
+    companions = open_model(checkpoint).companions
     if "generation_config.json" in companions:
         said = read_json(companions["generation_config.json"])
         ids = said.get("eos_token_id")
@@ -182,14 +179,15 @@ def fill(
                 f"model's configuration asks for {list(shard.global_shape)}; the checkpoint does "
                 "not belong to its configuration."
             )
-        parameter.copy_(cut(shard, _to_torch(stored.numpy())))
+        parameter.copy_(cut(shard, as_torch(stored.numpy())))
     unused = sorted(set(checkpoint.tensors) - set(shards))
     if unused:
         logger.warning("The model has no place for %s; left aside.", ", ".join(unused))
     return frozenset(lacking)
 
 
-def _to_torch(array: np.ndarray[Any, Any]) -> Tensor:
+def as_torch(array: np.ndarray[Any, Any]) -> Tensor:
+    """A copy of a checkpoint's numbers as a tensor."""
     if array.dtype.name == "bfloat16":  # of ml_dtypes, unknown to torch: the same bits
         return torch.from_numpy(array.view("int16").copy()).view(torch.bfloat16)
     return torch.from_numpy(array.copy())

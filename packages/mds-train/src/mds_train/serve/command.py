@@ -123,7 +123,7 @@ def service_of(ready: LoadedModel, options: argparse.Namespace, *, protection: P
             f"--max-length {max_length}: the model has {config.max_position_embeddings} positions."
         )
     batch = ContinuousBatch(ready.model, slots=options.slots, max_length=max_length)
-    name = options.name or ready.checkpoint.resolve().name
+    name = options.name or options.checkpoint.resolve().name
     return Service(
         worker=Worker(batch, ready.tokenizer, most_waiting=options.max_waiting),
         reader=Reader(

@@ -157,6 +157,8 @@ def describe_start(report: StartReport) -> str:
     ranks = "1 process" if report.world_size == 1 else f"{report.world_size} processes"
     config = report.config
     verb = "Training on loaded weights" if report.resumed_from else "Training"
+    if config.lora.rank:
+        verb = f"Training adapters of rank {config.lora.rank} beside"
     if report.step:
         verb = f"Resuming at step {report.step}"
     tokens = config.train.global_batch_size * config.data.tokens_of_sample
