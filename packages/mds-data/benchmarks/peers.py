@@ -108,7 +108,7 @@ def megatron_dataset(corpus: Corpus) -> Any:
     if not prefix.parent.exists():
         prefix.parent.mkdir()
         corpus.row.tofile(prefix.with_suffix(".bin"))
-        with _IndexWriter(str(prefix.with_suffix(".idx")), np.uint16) as writer:
+        with _IndexWriter(str(prefix.with_suffix(".idx")), corpus.row.dtype.type) as writer:
             count = len(corpus.lengths)
             writer.write(corpus.lengths.astype(np.int32).tolist(), None, list(range(count + 1)))
     tokenizer = types.SimpleNamespace(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import bz2
 import gzip
 import hashlib
-import importlib
 import lzma
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from mds_data.preprocess import inputs
 from mds_data.preprocess.inputs import InputError, InputReader, find_inputs
@@ -20,6 +20,7 @@ WRITERS = {
     ".gz": gzip.compress,
     ".bz2": bz2.compress,
     ".xz": lzma.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
 }
 
 
@@ -54,26 +55,17 @@ def test_a_second_gzip_member_is_read_too(tmp_path: Path) -> None:
     assert [data for _, data in read(path)] == [b"1", b"2"]
 
 
-def test_zstd_is_read_or_its_remedy_named(tmp_path: Path) -> None:
+def test_zstd_is_read_frame_after_frame_and_damage_is_named(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl.zst"
     # A frame of one raw block, by hand: magic, header (single segment, size 2), block, content.
-    path.write_bytes(b"\x28\xb5\x2f\xfd\x20\x02\x11\x00\x00a\n")
+    frame = b"\x28\xb5\x2f\xfd\x20\x02\x11\x00\x00"
+    path.write_bytes(frame + b"a\n" + frame + b"b\n")
 
-    available = any(map(_importable, ("compression.zstd", "backports.zstd", "zstandard")))
+    assert read(path) == [(1, b"a"), (2, b"b")]
 
-    if available:
-        assert read(path) == [(1, b"a")]
-    else:
-        with pytest.raises(InputError, match="pip install zstandard"):
-            read(path)
-
-
-def _importable(name: str) -> bool:
-    try:
-        importlib.import_module(name)
-    except ImportError:
-        return False
-    return True
+    path.write_bytes(b"no zstd at all")
+    with pytest.raises(InputError, match=r"in\.jsonl\.zst is damaged or cut"):
+        read(path)
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])

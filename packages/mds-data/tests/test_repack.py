@@ -61,8 +61,9 @@ def test_repacking_joins_segments_and_closes_gaps(tmp_path):
 def test_the_archive_is_small(tmp_path):
     store = open_store(golden_datasets() / "pydoc_text_document")
     repack_store(store.path, tmp_path / "t", layout="archive")
-    size = (tmp_path / "t/tokens/c/0").stat().st_size
-    assert size < 0.6 * 2 * store.num_positions  # 600 ids: less to save than with 50,000
+    index = 16 * 4096 + 4  # of a shard, however little it holds
+    size = (tmp_path / "t/tokens/c/0").stat().st_size - index
+    assert size < 0.45 * 2 * store.num_positions
 
 
 def test_splitting_follows_the_original_s_borders(tmp_path):

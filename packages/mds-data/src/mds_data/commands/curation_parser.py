@@ -200,7 +200,7 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="F",
-        help="JSON lines; compressed if it ends with .gz, .bz2 or .xz",
+        help="JSON lines; compressed if it ends with .gz, .bz2, .xz or .zst",
     )
     group.add_argument("--report", type=Path, metavar="F", help="what was removed and why, as JSON")
     group.add_argument(

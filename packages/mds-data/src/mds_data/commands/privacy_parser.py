@@ -60,7 +60,7 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="F",
-        help="JSON lines; compressed if it ends with .gz, .bz2 or .xz",
+        help="JSON lines; compressed if it ends with .gz, .bz2, .xz or .zst",
     )
     add("--overwrite", action="store_true", help="replace files that exist")
     add("--report", type=Path, metavar="F", help="write counts as JSON")

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
+import zstandard
+
 from mds_data.curation.records import CuratedBatch, Removal
 from mds_data.curation.report import CurationReport
 from mds_data.errors import DataError
@@ -42,7 +44,7 @@ class CurationConfig:
 
     inputs: tuple[str, ...]
     output: Path
-    """JSON lines; compressed if the name ends with .gz, .bz2 or .xz."""
+    """JSON lines; compressed if the name ends with .gz, .bz2, .xz or .zst."""
     keys: tuple[str, ...] = ("text",)
     """Members that hold text."""
     input_format: InputFormat | None = None
@@ -169,5 +171,6 @@ def _compressed(file: IO[bytes], suffix: str) -> contextlib.AbstractContextManag
     if suffix == ".xz":
         return lzma.LZMAFile(file, "wb")
     if suffix == ".zst":
-        raise DataError("outputs are compressed by .gz, .bz2 or .xz; .zst is only read.")
+        frame = zstandard.ZstdCompressor(level=6).stream_writer(file, closefd=False)
+        return io.BufferedWriter(cast("io.RawIOBase", frame), 2**18)
     return contextlib.nullcontext(file)

@@ -10,16 +10,16 @@ import bz2
 import glob
 import gzip
 import hashlib
-import importlib
 import io
 import lzma
-import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, cast
+
+import zstandard
 
 from mds_data.errors import DataError
 from mds_data.preprocess.tables import dataset_files, table_rows
@@ -45,7 +45,8 @@ _USUAL_LINE = 2**20
 _MARK = b"\xef\xbb\xbf"
 """What some editors put first in a file."""
 _COMPRESSIONS = {".gz": "gz", ".bz2": "bz2", ".xz": "xz", ".lzma": "xz", ".zst": "zst"}
-_ZSTD_MODULES = ("compression.zstd", "backports.zstd", "pyzstd", "zstandard")
+_DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
+"""What decompressors raise when a file is not what its suffix says."""
 _FORMATS: dict[str, InputFormat] = {
     **dict.fromkeys((".txt", ".text", ".md", ".rst"), "text"),
     **dict.fromkeys((".parquet", ".pq"), "parquet"),
@@ -203,7 +204,7 @@ class InputReader:
                 yield from self._cut(stream)
                 while self._counted.read(2**20):
                     pass  # Bytes after the end of a compressed stream belong to the file's digest.
-            except _damage(self.file) as error:
+            except _DAMAGE as error:
                 if isinstance(error, OSError) and error.errno is not None:
                     raise  # The disk's error, not the decompressor's.
                 raise InputError(
@@ -249,33 +250,9 @@ def _decompressed(raw: _CountedFile, file: InputFile) -> IO[bytes]:
     if file.compression == "xz":
         return lzma.LZMAFile(buffered)
     if file.compression == "zst":
-        return _zstandard_opener(file.path)(buffered)
+        reader = zstandard.ZstdDecompressor().stream_reader(buffered, read_across_frames=True)
+        return io.BufferedReader(reader, 2**18)
     return buffered
-
-
-def _damage(file: InputFile) -> tuple[type[Exception], ...]:
-    """Return what the decompressors raise when a file is not what its suffix says."""
-    known: tuple[type[Exception], ...] = (EOFError, OSError, zlib.error, lzma.LZMAError)
-    if file.compression != "zst":
-        return known
-    modules = filter(None, map(sys.modules.get, _ZSTD_MODULES))
-    return (*known, *(module.ZstdError for module in modules if hasattr(module, "ZstdError")))
-
-
-def _zstandard_opener(path: Path) -> Callable[[IO[bytes]], IO[bytes]]:
-    """Return what opens a zstd stream: Python 3.14's module, or a package that offers it."""
-    for name in _ZSTD_MODULES[:-1]:
-        try:
-            return cast("Callable[[IO[bytes]], IO[bytes]]", importlib.import_module(name).ZstdFile)
-        except ImportError:
-            continue
-    try:
-        reader = importlib.import_module(_ZSTD_MODULES[-1]).ZstdDecompressor().stream_reader
-    except ImportError:
-        raise InputError(
-            f"{path} is compressed by zstd, which this Python can't read: pip install zstandard."
-        ) from None
-    return lambda raw: io.BufferedReader(reader(raw, read_across_frames=True), 2**18)
 
 
 def _numbered_lines(stream: IO[bytes], path: Path) -> Iterator[Record]:

@@ -24,8 +24,8 @@ __all__ = ["ShardedArray", "TokenSource"]
 
 _RAW_VIEWS = 2**16
 """Chunk views kept of an array in the hot layout; a view costs about 200 bytes."""
-_DECODED_CHUNKS = 64
-"""Decompressed chunks kept of an array in the archive layout."""
+_DECODED_BYTES = 2**25
+"""Bytes kept of chunks that had to be decompressed or deciphered, for each array."""
 
 
 class TokenSource(Protocol):
@@ -73,7 +73,7 @@ class _MappedShard:
 
     def chunk(self, number: int) -> NDArray[np.uint8]:
         """The bytes of an inner chunk, fetched in one go although the map is read at random."""
-        offset, length = (int(value) for value in self.index[number])
+        offset, length = self.index[number].tolist()
         if hasattr(mmap, "MADV_WILLNEED"):
             start = offset // mmap.PAGESIZE * mmap.PAGESIZE
             self._map.madvise(mmap.MADV_WILLNEED, start, offset + length - start)
@@ -96,7 +96,7 @@ class _SealedShard:
 
     def chunk(self, number: int) -> NDArray[np.uint8]:
         """The bytes of an inner chunk, opened."""
-        offset, length = (int(value) for value in self.index[number])
+        offset, length = self.index[number].tolist()
         return np.frombuffer(self._file.read(offset, offset + length), np.uint8)
 
 
@@ -176,7 +176,8 @@ class ShardedArray:
         self.dtype = self.layout.dtype
         self._chunk_length = self.layout.chunk
         self._views_are_copies = self.layout.compressed or isinstance(folder, SealedFolder)
-        self._most_views = _DECODED_CHUNKS if self._views_are_copies else _RAW_VIEWS
+        decoded = max(1, _DECODED_BYTES // self.layout.chunk_size)
+        self._most_views = decoded if self._views_are_copies else _RAW_VIEWS
         self._most_shards = _most_maps()
         self._views: dict[int, NDArray[Any]] = {}
         self._last: NDArray[Any] | None = None
@@ -225,15 +226,23 @@ class ShardedArray:
             self._last = view = view[: self.length - first]
             return view
         if len(self._views) >= self._most_views:
-            self._views.clear()
+            self._forget_some()
         self._views[first] = view
         return view
+
+    def _forget_some(self) -> None:
+        """Let the quarter of the chunks go that came first; many at once, as finding them costs."""
+        for first in list(self._views)[: -(-self._most_views // 4)]:
+            self._views.pop(first, None)
 
     def _load(self, number: int) -> NDArray[Any]:
         shard_number, inner = divmod(number, self.layout.chunks_per_shard)
         shard = self._shard(shard_number)
         data = shard.chunk(inner)
-        checked = self._checked.setdefault(shard_number, bytearray(self.layout.chunks_per_shard))
+        checked = self._checked.get(shard_number)
+        if checked is None:
+            new = bytearray(self.layout.chunks_per_shard)
+            checked = self._checked.setdefault(shard_number, new)
         if checked[inner] and not self._views_are_copies:
             return data[:-4].view(self.layout.dtype)
         name = f"{shard.name} chunk {inner}"

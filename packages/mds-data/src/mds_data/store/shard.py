@@ -5,8 +5,6 @@ index's crc32c. A raw inner chunk is its little-endian elements and their crc32c
 is a zstd frame and the frame's crc32c.
 """
 
-import importlib
-from functools import cache
 from typing import Any
 
 import google_crc32c
@@ -15,6 +13,7 @@ from numpy.typing import NDArray
 
 from mds_data.errors import DamagedError
 from mds_data.store.array_metadata import CHECKSUM_SIZE, ZSTD_LEVEL, ArrayLayout
+from mds_data.store.zstd import compress, decompress
 
 __all__ = [
     "ABSENT",
@@ -41,7 +40,7 @@ def encode_chunk(values: NDArray[Any], *, layout: ArrayLayout) -> bytes:
         values = np.concatenate([values, np.zeros(layout.chunk - len(values), layout.dtype)])
     data = np.ascontiguousarray(values, dtype=layout.dtype).tobytes()
     if layout.compressed:
-        data = bytes(_zstd().encode(data))
+        data = compress(data, level=ZSTD_LEVEL)
     return data + checksum(data).to_bytes(CHECKSUM_SIZE, "little")
 
 
@@ -64,43 +63,11 @@ def decode_chunk(
             raise DamagedError(f"{name}: has {len(data)} bytes, not {layout.chunk_size}")
         return payload.view(layout.dtype)
     expected = layout.chunk * layout.dtype.itemsize
-    return _decompress(payload.tobytes(), expected, name=name).view(layout.dtype)
+    return np.frombuffer(decompress(payload, expected, name=name), layout.dtype)
 
 
 def _matches(payload: NDArray[np.uint8], data: NDArray[np.uint8]) -> bool:
     return checksum(payload) == int.from_bytes(data[-CHECKSUM_SIZE:].tobytes(), "little")
-
-
-def _decompress(data: bytes, expected: int, *, name: str) -> NDArray[np.uint8]:
-    """Decompress into exactly ``expected`` bytes, so that a bomb can't grow."""
-    declared = _frame_content_size(data)
-    if declared is not None and declared != expected:
-        raise DamagedError(f"{name}: declares {declared} bytes of content, not {expected}")
-    output = np.empty(expected, np.uint8)
-    try:
-        _zstd().decode(data, output)
-    except (RuntimeError, ValueError) as error:
-        raise DamagedError(f"{name}: can't be decompressed ({error})") from None
-    return output
-
-
-def _frame_content_size(frame: bytes) -> int | None:
-    """Content size that a zstd frame's header declares (RFC 8878, 3.1.1.1), or None."""
-    if len(frame) < 6 or frame[:4] != b"\x28\xb5\x2f\xfd":
-        return 0
-    descriptor = frame[4]
-    single_segment = bool(descriptor & 0x20)
-    start = 5 + (not single_segment) + (0, 1, 2, 4)[descriptor & 3]
-    width = (int(single_segment), 2, 4, 8)[descriptor >> 6]
-    if width == 0:
-        return None
-    return int.from_bytes(frame[start : start + width], "little") + (256 if width == 2 else 0)
-
-
-@cache
-def _zstd() -> Any:
-    # 0.3 s of import that the hot layout never needs
-    return importlib.import_module("numcodecs.zstd").Zstd(level=ZSTD_LEVEL)
 
 
 def encode_index(entries: NDArray[np.uint64]) -> bytes:
