@@ -10,6 +10,9 @@ import pytest
 # Asserts in helpers say what they compared, too.
 pytest.register_assert_rewrite("layouts")
 
+# Ranks need DeepSpeed; see mds_kernels.testing.run_ranks.
+os.environ.setdefault("MDS_RANKS_PRELOAD", "mds_train.loop,mds_train.engines.pipeline")
+
 ROOT = Path(__file__).parents[1]
 
 

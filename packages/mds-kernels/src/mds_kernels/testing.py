@@ -79,7 +79,8 @@ def run_ranks(
 
     Every rank is a fresh process with one thread, an initialised default process group (gloo,
     file store), ``RANK``, ``LOCAL_RANK`` and ``WORLD_SIZE`` set, and a ``TORCH_EXTENSIONS_DIR`` of
-    its own.
+    its own. On Linux without a GPU it is forked from a process that has imported torch, and the
+    modules that the environment variable MDS_RANKS_PRELOAD lists.
 
     Args:
         function: A function of an importable module; it and its arguments travel by pickle.
@@ -94,10 +95,12 @@ def run_ranks(
         RanksFailedError: A rank raised, died or was too slow.
     """
     work = pickle.dumps((function, args))
-    context = multiprocessing.get_context("spawn")
+    context, environment = _context(), dict(os.environ)
     with _scratch_folder() as folder:
         ranks = [
-            context.Process(target=_rank_main, args=(work, rank, world_size, folder, timeout))
+            context.Process(
+                target=_rank_main, args=(work, rank, world_size, folder, timeout, environment)
+            )
             for rank in range(world_size)
         ]
         try:
@@ -112,6 +115,19 @@ def run_ranks(
         if complaint:
             raise RanksFailedError(complaint + _reports(ranks, folder))
         return [pickle.loads(_result(folder, rank).read_bytes()) for rank in range(world_size)]  # noqa: S301 - our own ranks wrote it
+
+
+def _context() -> Any:
+    """How ranks are started: importing torch takes each of them longer than most tests.
+
+    A process that has looked at a GPU must not be forked, and other systems do not fork safely.
+    """
+    if sys.platform != "linux" or torch.cuda.is_available():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    named = os.environ.get("MDS_RANKS_PRELOAD", "").split(",")
+    context.set_forkserver_preload([__name__, *filter(None, named)])
+    return context
 
 
 @contextlib.contextmanager
@@ -155,10 +171,19 @@ def _result(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.pickle"
 
 
-def _rank_main(work: bytes, rank: int, world_size: int, folder: Path, timeout: float) -> None:
+def _rank_main(
+    work: bytes,
+    rank: int,
+    world_size: int,
+    folder: Path,
+    timeout: float,
+    environment: Mapping[str, str],
+) -> None:
     with _log(folder, rank).open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+    os.environ.clear()  # what the server was started with may have changed since
+    os.environ.update(environment)
     _prepare_environment(rank, world_size, folder)
     try:
         # Only now: unpickling imports the function's module, which may look at the environment.
