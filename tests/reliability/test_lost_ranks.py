@@ -52,7 +52,7 @@ train_steps = 6
 global_batch_size = 4
 
 [parallel]
-timeout_seconds = 10.0
+timeout_seconds = 15.0
 
 [checkpoint]
 save_interval = 3
