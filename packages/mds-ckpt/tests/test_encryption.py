@@ -14,7 +14,7 @@ from typing import BinaryIO
 import ckpt_samples as samples
 import numpy as np
 import pytest
-from ckpt_disks import BreakingDisk, Killed, full
+from ckpt_disks import BreakingDisk, Killed, refused
 
 from mds_ckpt import (
     CheckpointError,
@@ -101,13 +101,16 @@ def test_a_slice_opens_only_the_segments_that_it_touches(
     tensor = open_checkpoint(tmp_path / "sealed", key=identity[1]).tensors["w"]
     tensor.read(((0, 1), (0, 1)))  # reads the header, too
     opened: list[int] = []
-    real = segments._Cipher.open
 
-    def spying(self, data, number, kind):
-        opened.append(number)
-        return real(self, data, number, kind)
+    def spy(real):
+        def spying(self, data, number, *rest):
+            opened.append(number)
+            return real(self, data, number, *rest)
 
-    monkeypatch.setattr(segments._Cipher, "open", spying)
+        return spying
+
+    for name in ("open", "open_into"):
+        monkeypatch.setattr(segments._Cipher, name, spy(getattr(segments._Cipher, name)))
 
     part = tensor.read(((1, 2), (0, rows)))
 
@@ -236,7 +239,7 @@ def test_a_checkpoint_can_be_opened_while_its_keys_change(
     assert not waiting
 
 
-@pytest.mark.parametrize("make", [Killed, full])
+@pytest.mark.parametrize("make", [Killed, refused])
 @pytest.mark.parametrize("step", ["encrypt", "decrypt", "rotate"])
 def test_breaking_at_any_operation_leaves_the_old_or_the_new(
     tmp_path, plain, sealed, identity, step, make

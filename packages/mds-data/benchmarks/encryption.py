@@ -45,8 +45,8 @@ def make(folder, tokens):
             began, wall = time.process_time(), time.perf_counter()
             act()
             cpu, wall = time.process_time() - began, time.perf_counter() - wall
-            rate = "" if what == "rotate" else f"{megabytes / cpu:8.0f} MB/s of tokens by CPU"
-            print(f"{what:8} {layout:8} {wall * 1e3:8.1f} ms {rate}")
+            rate = f"{megabytes / wall:8.0f} MB/s of tokens, {megabytes / cpu:6.0f} by time of CPU"
+            print(f"{what:8} {layout:8} {wall * 1e3:8.1f} ms {'' if what == 'rotate' else rate}")
     return source
 
 

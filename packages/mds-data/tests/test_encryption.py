@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import pickle
@@ -14,6 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sentence_material import sentence_store
@@ -30,7 +32,7 @@ from mds_data import (
 )
 from mds_data.cli import main
 from mds_data.datasets.sentence_dataset import store_vocabulary
-from mds_data.encryption import keys
+from mds_data.encryption import keys, segments
 from mds_data.encryption.envelope import envelope_from_json, envelope_to_json
 from mds_data.encryption.segments import FileKey, SealedFile, cut_at, sealed_blocks, sealed_size
 from mds_data.store import sealed_folder
@@ -99,13 +101,17 @@ def test_decrypting_gives_the_very_bytes_that_were_encrypted(plain, sealed, iden
     assert tree(tmp_path / "again") == tree(plain)
 
 
-def test_one_inner_chunk_is_one_segment(plain, sealed, identity):
+def test_one_inner_chunk_is_one_segment(plain, sealed, identity, monkeypatch):
     part = open_store(sealed, key=identity[1]).parts[0]
     file = part.folder.file("tokens/c/0")
     chunks = part.tokens.layout.chunks_per_shard
     opened = []
-    real = file._opened
-    file._opened = lambda data, number, kind: opened.append(number) or real(data, number, kind)
+    real = segments._Cipher.open
+    monkeypatch.setattr(
+        segments._Cipher,
+        "open",
+        lambda self, data, number, kind: opened.append(number) or real(self, data, number, kind),
+    )
 
     file.read(*_chunk_range(plain, 1))
 
@@ -209,8 +215,8 @@ KEY = FileKey(data_key=bytes(range(32)), folder=bytes(16), path="a/b", file_id=b
 
 
 def sealed_bytes(content, *, key=KEY, cut=16):
-    pieces = iter([content[at : at + cut] for at in range(0, len(content), cut)])
-    return b"".join(sealed_blocks(lambda _: next(pieces), size=len(content), cut=cut, key=key))
+    read = io.BytesIO(content).read
+    return b"".join(sealed_blocks(read, size=len(content), cut=cut, key=key))
 
 
 def check_sealed(stored, *, key=KEY):
@@ -236,8 +242,7 @@ def test_a_segment_opens_in_its_own_place_only(what):
         stored = bytes(header) + stored[64:128]
     else:
         lengths = [16, 32]
-        pieces = iter([bytes(16), bytes(32)])
-        blocks = list(sealed_blocks(lambda _: next(pieces), size=48, cut=lengths, key=KEY))
+        blocks = list(sealed_blocks(io.BytesIO(bytes(48)).read, size=48, cut=lengths, key=KEY))
         flipped = bytes([blocks[1][0] ^ 1])
         stored = blocks[0] + flipped + blocks[1][1:] + b"".join(blocks[2:])
 
@@ -503,6 +508,30 @@ def test_any_part_of_a_sealed_file_can_be_read(cut):
     for end in range(0, len(stored), 9):
         with pytest.raises(SealedError):
             SealedFile(lambda at, count: stored[at : at + count], end, key=key, name="f").check()
+
+
+@pytest.mark.parametrize("cut", [2**20, 2**14, 300_000, [5, 2**20, 0, 2**20 - 5, 7, 2**19, 2**18]])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_blocks_hold_whole_segments_and_old_libraries_write_the_same(monkeypatch, cut, in_place):
+    """Libraries before cryptography 47 can't seal into a place."""
+    plain = np.random.default_rng(1).bytes(sum(cut) if isinstance(cut, list) else 2_700_000)
+    stored = sealed_bytes(plain, cut=cut)
+    if not in_place:
+
+        class Older:
+            def __init__(self, key):
+                aes = AESGCM(key)
+                self.encrypt, self.decrypt = aes.encrypt, aes.decrypt
+
+        monkeypatch.setattr("cryptography.hazmat.primitives.ciphers.aead.AESGCM", Older)
+        assert sealed_bytes(plain, cut=cut) == stored
+    file = SealedFile(lambda at, count: stored[at : at + count], len(stored), key=KEY, name="f")
+
+    blocks = list(file.blocks())
+
+    assert b"".join(blocks) == plain
+    assert max(map(len, blocks)) <= 2**20
+    assert bytes(file.read(3, 2_500_001)) == plain[3:2_500_001]
 
 
 def test_segments_end_where_chunks_do():

@@ -341,7 +341,7 @@ class Sealing:
 
     def blocks(
         self, path: str, read: Callable[[int], Buffer], *, size: int, cut: Cut = SEGMENT_SIZE
-    ) -> Iterator[bytes]:
+    ) -> Iterator[bytes | bytearray]:
         """The bytes of the sealed file for a path that was added."""
         return sealed_blocks(read, size=size, cut=cut, key=self.key(path))
 

@@ -7,12 +7,13 @@ compared with the manifest's digest on the way. Changing the key rewrites the en
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from mds_ckpt.commit import publish_folder
+from mds_ckpt.encryption.digest import PassingDigest, passing_digest
 from mds_ckpt.encryption.envelope import Sealing, envelope_to_json, rewrapped
 from mds_ckpt.encryption.keys import KeySource
 from mds_ckpt.encryption.segments import SEGMENT_SIZE
@@ -25,7 +26,7 @@ from mds_ckpt.files.file_operations import (
     write_file,
 )
 from mds_ckpt.files.lock import LOCK_NAME, lock
-from mds_ckpt.files.regular_file import OpenFile, RegularFile, read_whole
+from mds_ckpt.files.regular_file import FrontToBack, OpenFile, RegularFile, read_whole
 from mds_ckpt.files.sealed_folder import SealedFolder, read_envelope
 from mds_ckpt.manifest import (
     FORMAT,
@@ -86,11 +87,11 @@ def encrypt_checkpoint(
     with _new_folder(target, operations) as partial:
         for name, record in manifest.files.items():
             stored = sealing.add(name)
-            with RegularFile(source / name).open() as file:
-                reader = _Reader(file)
-                blocks = sealing.blocks(name, reader.read, size=file.size)
+            with RegularFile(source / name).open() as file, passing_digest() as digest:
+                read = _reader(file, digest)
+                blocks = sealing.blocks(name, read, size=file.size)
                 files[stored] = _write(partial / stored, blocks, operations)
-            _compare(source / name, record, reader.size, reader.digest.hexdigest())
+                _compare(source / name, record, file.size, digest.hexdigest())
         envelope, small = sealing.finish(data, files)
         for name, content in {**small, MANIFEST_NAME: envelope}.items():
             write_file(partial / name, content, operations=operations)
@@ -202,19 +203,16 @@ def _new_folder(target: Path, operations: FileOperations) -> Iterator[Path]:
         raise
 
 
-class _Reader:
-    """A file read front to back, with its digest."""
+def _reader(file: OpenFile, digest: PassingDigest) -> Callable[[int], bytearray]:
+    """Reads front to back, and hands what it read to the digest."""
+    plain = FrontToBack(file)
 
-    def __init__(self, file: OpenFile) -> None:
-        self._file = file
-        self.size = 0
-        self.digest = hashlib.sha256()
-
-    def read(self, count: int) -> bytearray:
-        data = self._file.read(self.size, count)
-        self.size += count
-        self.digest.update(data)
+    def read(count: int) -> bytearray:
+        data = plain.read(count)
+        digest.update(data)
         return data
+
+    return read
 
 
 def _blocks(file: OpenFile) -> Iterator[bytearray]:

@@ -16,7 +16,7 @@ from mds_ckpt import manifest as manifest_module
 from mds_ckpt.commit import publish_files
 from mds_ckpt.encryption.envelope import Sealing
 from mds_ckpt.encryption.keys import KeySource
-from mds_ckpt.encryption.segments import SEGMENT_SIZE, FileKey, sealed_blocks
+from mds_ckpt.encryption.segments import BLOCK_SIZE, SEGMENT_SIZE, FileKey, sealed_blocks
 from mds_ckpt.files.file_operations import REAL, FileOperations
 from mds_ckpt.manifest import FORMAT, FORMAT_VERSION, MANIFEST_NAME, CheckpointManifest, FileRecord
 
@@ -62,7 +62,7 @@ class SealingOperations(FileOperations):
         return cast("BinaryIO", self._file)
 
     def write(self, file: BinaryIO, data: memoryview) -> None:
-        """Seal what makes up whole segments, keep the rest for the next time."""
+        """Seal what makes up whole blocks, keep the rest for the next time."""
         cast("_SealingFile", file).put(data)
 
     def sync(self, file: BinaryIO) -> None:
@@ -90,7 +90,7 @@ class _SealingFile(io.RawIOBase):
 
     def put(self, data: memoryview) -> None:
         self._kept += data
-        while len(self._kept) >= SEGMENT_SIZE:
+        while len(self._kept) >= BLOCK_SIZE:
             self._write_next()
 
     def finish(self) -> None:

@@ -16,13 +16,24 @@ from typing import Any
 from ..errors import SealedError  # noqa: TID252
 from .library import library
 
-__all__ = ["SEGMENT_SIZE", "Cut", "FileKey", "SealedFile", "cut_at", "sealed_blocks", "sealed_size"]
+__all__ = [
+    "BLOCK_SIZE",
+    "SEGMENT_SIZE",
+    "Cut",
+    "FileKey",
+    "SealedFile",
+    "cut_at",
+    "sealed_blocks",
+    "sealed_size",
+]
 
 MAGIC = b"\x89MDSEAL\n"
 MAJOR, MINOR = 1, 0
 HEADER_SIZE = 64
 SEGMENT_SIZE = 2**20
 """Bytes of a segment where nothing speaks for another size."""
+BLOCK_SIZE = SEGMENT_SIZE
+"""Smaller segments are read, sealed and written together, about so many bytes at a time."""
 TAG_SIZE = 16
 _HEADER = struct.Struct("<8sHHIQQ16s16x")
 _NONCE = struct.Struct("<QB3x")
@@ -67,14 +78,28 @@ class _Cipher:
         self._context = hashlib.sha256(_PURPOSE + key.folder + header + path).digest()
         self.refused: type[Exception] = library("cryptography.exceptions").InvalidTag
 
-    def seal(self, data: Buffer, number: int, kind: int) -> bytes:
-        bound = self._context + _PLACE.pack(number, kind)
-        return bytes(self._aes.encrypt(_NONCE.pack(number, kind), data, bound))
+        self._in_place = hasattr(self._aes, "encrypt_into")  # since cryptography 47
+
+    def seal(self, data: Buffer, number: int, kind: int, *, into: memoryview) -> None:
+        """Seal a segment into a place that has its size and the tag's."""
+        nonce, bound = _NONCE.pack(number, kind), self._context + _PLACE.pack(number, kind)
+        if self._in_place:
+            self._aes.encrypt_into(nonce, data, bound, into)
+        else:
+            into[:] = self._aes.encrypt(nonce, data, bound)
 
     def open(self, data: Buffer, number: int, kind: int) -> bytes:
         bound = self._context + _PLACE.pack(number, kind)
         opened: bytes = self._aes.decrypt(_NONCE.pack(number, kind), data, bound)
         return opened
+
+    def open_into(self, data: Buffer, number: int, kind: int, into: memoryview) -> None:
+        """Open a segment into a place that has its plain size."""
+        if self._in_place:
+            nonce, bound = _NONCE.pack(number, kind), self._context + _PLACE.pack(number, kind)
+            self._aes.decrypt_into(nonce, data, bound, into)
+        else:
+            into[:] = self.open(data, number, kind)
 
 
 def _lengths(size: int, cut: Cut) -> list[int]:
@@ -96,8 +121,8 @@ def sealed_size(size: int, cut: Cut) -> int:
 
 def sealed_blocks(
     read: Callable[[int], Buffer], *, size: int, cut: Cut, key: FileKey
-) -> Iterator[bytes]:
-    """The bytes of a sealed file, a segment at a time.
+) -> Iterator[bytes | bytearray]:
+    """The bytes of a sealed file, in blocks of a segment, or of several where these are small.
 
     Args:
         read: Gives the next so many bytes of the plain file.
@@ -111,12 +136,40 @@ def sealed_blocks(
     cipher = _Cipher(key, header)
     yield header
     if not fixed:
-        yield cipher.seal(struct.pack(f"<{len(lengths)}I", *lengths), 0, _TABLE)
+        table = struct.pack(f"<{len(lengths)}I", *lengths)
+        yield _sealed_block(cipher, table, [len(table)], first=0, kinds=[_TABLE])
+    for first, stop in _blocks(lengths):
+        block = lengths[first:stop]
+        data = read(sum(block))
+        if len(data) != sum(block):
+            raise ValueError(f"{key.path}: ended after {len(data)} of {sum(block)} bytes")
+        kinds = [_SEGMENT] * len(block)
+        if stop == len(lengths):
+            kinds[-1] = _LAST
+        yield _sealed_block(cipher, data, block, first=first, kinds=kinds)
+
+
+def _blocks(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Numbers of the first segment, and of the one after the last, of about as many bytes each."""
+    first = size = 0
     for number, length in enumerate(lengths):
-        data = read(length)
-        if len(data) != length:
-            raise ValueError(f"{key.path}: ended after {len(data)} of {length} bytes")
-        yield cipher.seal(data, number, _LAST if number == len(lengths) - 1 else _SEGMENT)
+        if size and size + length > BLOCK_SIZE:
+            yield first, number
+            first, size = number, 0
+        size += length
+    yield first, len(lengths)
+
+
+def _sealed_block(
+    cipher: _Cipher, data: Buffer, lengths: Sequence[int], *, first: int, kinds: Sequence[int]
+) -> bytearray:
+    """Segments side by side, sealed."""
+    sealed = bytearray(len(data) + TAG_SIZE * len(lengths))
+    plain, into = memoryview(data), memoryview(sealed)
+    for number, (length, kind) in enumerate(zip(lengths, kinds, strict=True), first):
+        cipher.seal(plain[:length], number, kind, into=into[: length + TAG_SIZE])
+        plain, into = plain[length:], into[length + TAG_SIZE :]
+    return sealed
 
 
 class SealedFile:
@@ -180,21 +233,23 @@ class SealedFile:
         return fixed, size, count
 
     def _read_table(self, size: int) -> None:
-        data = self._opened(self._read_at(HEADER_SIZE, size), 0, _TABLE)
+        try:
+            data = self._cipher.open(self._read_at(HEADER_SIZE, size), 0, _TABLE)
+        except self._cipher.refused:
+            raise self._refusal("the table of segments") from None
         lengths = struct.unpack(f"<{self.count}I", data)
         self._borders = [0, *accumulate(lengths)]
         self._base += size
         if self._borders[-1] != self.size:
             raise self._fault("has segments that don't add up to its size")
 
-    def _opened(self, data: Buffer, number: int, kind: int) -> bytes:
-        try:
-            return self._cipher.open(data, number, kind)
-        except self._cipher.refused:
-            part = "the table of segments" if kind == _TABLE else f"segment {number}"
-            raise self._fault(
-                f"{part} does not open: it was changed or cut, or comes from another place"
-            ) from None
+    def _refusal(self, part: str) -> SealedError:
+        return self._fault(
+            f"{part} does not open: it was changed or cut, or comes from another place"
+        )
+
+    def _kind(self, number: int) -> int:
+        return _LAST if number == self.count - 1 else _SEGMENT
 
     def _fault(self, reason: str) -> SealedError:
         return SealedError(self._name, reason, remedy="restore the file from a copy")
@@ -224,8 +279,10 @@ class SealedFile:
             return kept[1]
         start, stop = self._border(number), self._border(number + 1)
         data = self._read_at(self._base + start + TAG_SIZE * number, stop - start + TAG_SIZE)
-        kind = _LAST if number == self.count - 1 else _SEGMENT
-        opened = self._opened(data, number, kind)
+        try:
+            opened = self._cipher.open(data, number, self._kind(number))
+        except self._cipher.refused:
+            raise self._refusal(f"segment {number}") from None
         if self._keep:
             self._kept = (number, opened)  # one assignment, so that threads may share the file
         return opened
@@ -244,18 +301,47 @@ class SealedFile:
                 return found
             return memoryview(found)[start - base : stop - base]
         result = bytearray(stop - start)
-        for number in range(first, last + 1):
-            base = self._border(number)
-            low, high = max(start, base), min(stop, self._border(number + 1))
-            result[low - start : high - start] = memoryview(self.segment(number))[
-                low - base : high - base
-            ]
+        whole_from = first if start == self._border(first) else first + 1
+        whole_to = last + 1 if stop == self._border(last + 1) else last
+        begin, end = self._border(whole_from) - start, self._border(whole_to) - start
+        if whole_from > first:
+            result[:begin] = memoryview(self.segment(first))[-begin:]
+        self._open_into(memoryview(result)[begin:end], whole_from, whole_to)
+        if whole_to == last:
+            result[end:] = memoryview(self.segment(last))[: len(result) - end]
         return result
+
+    def _open_into(self, into: memoryview, first: int, stop: int) -> None:
+        """Open whole segments side by side into a place that has their plain size."""
+        start = self._base + self._border(first) + TAG_SIZE * first
+        sealed = memoryview(self._read_at(start, len(into) + TAG_SIZE * (stop - first)))
+        for number in range(first, stop):
+            length = self._border(number + 1) - self._border(number)
+            try:
+                self._cipher.open_into(
+                    sealed[: length + TAG_SIZE], number, self._kind(number), into[:length]
+                )
+            except self._cipher.refused:
+                raise self._refusal(f"segment {number}") from None
+            sealed, into = sealed[length + TAG_SIZE :], into[length:]
+
+    def blocks(self) -> Iterator[Buffer]:
+        """All of the plain file, in blocks of a segment, or of several where these are small."""
+        first = 0
+        while first < self.count:
+            start, stop = self._border(first), first + 1
+            while stop < self.count and self._border(stop + 1) - start <= BLOCK_SIZE:
+                stop += 1
+            if stop == first + 1:
+                yield self.segment(first)  # also an empty one, which must open, too
+            else:
+                yield self.read(start, self._border(stop))
+            first = stop
 
     def check(self) -> None:
         """Open every segment; SealedError names the first that does not."""
-        for number in range(self.count):
-            self.segment(number)
+        for _ in self.blocks():
+            pass
 
 
 def cut_at(borders: Sequence[int], size: int) -> Cut:

@@ -146,7 +146,7 @@ class OutputFile:
         """Bring what was written so far to the disk."""
         self._operations.sync(self._handle)
 
-    def write(self, data: bytes | memoryview) -> None:
+    def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append bytes."""
         view = memoryview(data).cast("B")
         self._operations.write(self._handle, view)

@@ -5,13 +5,14 @@ compared with the manifest's digest on the way. Changing the key rewrites the en
 """
 
 import hashlib
+import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
+from mds_data.encryption.digest import PassingDigest, passing_digest
 from mds_data.encryption.envelope import Sealing, envelope_to_json, rewrapped
 from mds_data.encryption.keys import KeySource
 from mds_data.encryption.segments import SEGMENT_SIZE, Cut, cut_at
@@ -34,8 +35,6 @@ from mds_data.store.sealed_folder import SealedFolder, read_envelope
 from mds_data.store.shard import decode_index
 
 __all__ = ["Encrypted", "decrypt_store", "encrypt_store", "rotate_key"]
-
-_BLOCK = 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,11 +203,10 @@ def _seal_file(
     """Write the sealed form of one file, whose plain bytes must be the manifest's."""
     cut = _cut(folder, path)
     handle, size = folder.open(path)
-    digest = hashlib.sha256()
-    with os.fdopen(handle, "rb") as file:
+    with os.fdopen(handle, "rb", buffering=0) as file, passing_digest() as digest:
         output = OutputFile(target, operations=operations)
         try:
-            for block in sealing.blocks(path, _reader(file, digest.update), size=size, cut=cut):
+            for block in sealing.blocks(path, _reader(file, digest), size=size, cut=cut):
                 output.write(block)
             if digest.hexdigest() != folder.manifest.files[path].sha256:
                 raise _differs(folder.root / path)
@@ -217,10 +215,17 @@ def _seal_file(
             output.abandon()
 
 
-def _reader(file: BinaryIO, seen: Callable[[bytes], object]) -> Callable[[int], bytes]:
-    def read(count: int) -> bytes:
-        data = file.read(count)
-        seen(data)
+def _reader(file: io.FileIO, digest: PassingDigest) -> Callable[[int], bytearray]:
+    """Reads front to back, and hands what it read to the digest."""
+
+    def read(count: int) -> bytearray:
+        data = bytearray(count)
+        done, view = 0, memoryview(data)
+        while done < count and (more := file.readinto(view[done:])):
+            done += more
+        if done < count:
+            raise StoreError(f"{file.name!r}: ended while it was read; restore it from a copy")
+        digest.update(data)
         return data
 
     return read
@@ -232,8 +237,8 @@ def _open_file(
     file = folder.file(path)
     output = OutputFile(target, operations=operations)
     try:
-        for number in range(file.count):
-            output.write(file.segment(number))
+        for block in file.blocks():
+            output.write(block)
         return output.close()
     finally:
         output.abandon()
