@@ -28,7 +28,7 @@ LAYOUTS = always(
     [
         Layout(2, 1, 1, pp_size=2),
         Layout(2, 1, 1, pp_size=2, schedule="zb-h1", recompute="full"),
-        Layout(2, 1, 1, "bf16", pp_size=2, schedule="zb-v"),
+        Layout(2, 1, 1, "bf16", pp_size=2, schedule="zb-v", offload_optimizer="cpu"),
         Layout(4, 2, 0, pp_size=2, sequence_parallel=True),
         Layout(8, 2, 1, pp_size=2),
     ],
@@ -40,6 +40,9 @@ LAYOUTS = always(
         Layout(2, 1, 1, pp_size=2, schedule="zb-v"),
         Layout(2, 1, 0, pp_size=2, schedule="dualpipe-v"),
         Layout(2, 1, 1, "bf16", pp_size=2),
+        Layout(2, 1, 1, "bf16", pp_size=2, schedule="zb-v"),
+        Layout(4, 2, 1, pp_size=2, sequence_parallel=True, offload_optimizer="cpu"),
+        Layout(4, 1, 1, "bf16", pp_size=2, offload_optimizer="cpu"),
         Layout(2, 1, 0, "bf16", pp_size=2, schedule="zb-h1"),
         Layout(4, 1, 1, pp_size=4),
         Layout(4, 1, 1, pp_size=2, partition="1,3"),

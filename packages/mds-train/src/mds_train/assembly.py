@@ -185,5 +185,6 @@ def _engine(
         groups=groups,
         split_names=split_names,
         shapes=shapes,
+        shards=shards,
         experts=experts,
     )

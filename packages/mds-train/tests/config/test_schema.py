@@ -44,7 +44,7 @@ def test_the_core_configuration_is_the_table_without_the_family() -> None:
         (DataConfig, {"store": "s", "seq_length": 4, "split": "a,b"}, "up to three weights"),
         (DataConfig, {"store": "s", "seq_length": 4, "order": "odd"}, "fast, megatron"),
         (OptimizerConfig, {"beta2": 1.0}, r"optimizer.beta2 is 1.0, but it must be in \[0, 1\)"),
-        (OptimizerConfig, {"name": "adam"}, "must be one of adamw, lion, sgd"),
+        (OptimizerConfig, {"name": "adam"}, "must be one of adamw, lion, muon, sgd"),
         (ScheduleConfig, {"kind": "steps"}, "constant, linear, cosine"),
         (ScheduleConfig, {"kind": "wsd"}, "needs schedule.wsd_decay_steps"),
         (ParallelConfig, {"zero_stage": 4}, "must be 0, 1, 2 or 3"),
@@ -119,8 +119,8 @@ def test_zero_runs_at_every_stage_and_its_conflict_with_a_pipeline_says_what_to_
             "use zero_stage 1 to 3",
         ),
         (
-            {"memory": {"offload_optimizer": "cpu"}, "parallel": {"pp_size": 2}},
-            "does not go together with parallel.pp_size 2",
+            {"memory": {"offload_optimizer": "cpu"}, "optimizer": {"name": "muon"}},
+            "puts whole matrices together where the model computes",
         ),
         ({"memory": {"offload_parameters": "cpu"}}, "only zero_stage 3 can do that"),
         (

@@ -6,12 +6,11 @@ from torch import nn
 
 from mds_train.config import OptimizerConfig
 from mds_train.optimizers.building import (
-    DECAYED,
-    UNDECAYED,
     build_optimizer,
     parameter_groups,
     set_hyperparameters,
 )
+from mds_train.optimizers.kinds import DECAYED, MATRICES, UNDECAYED
 from mds_train.optimizers.lion import Lion
 
 
@@ -30,6 +29,28 @@ def test_matrices_are_decayed_and_biases_and_norms_are_not() -> None:
         (DECAYED, ["mlp.weight"], 0.1),
         (UNDECAYED, ["mlp.bias", "norm.weight"], 0.0),
     ]
+
+
+def test_muon_has_the_matrices_of_layers_and_no_embedding_head_or_router() -> None:
+    named = {
+        "embedding.word_embeddings.weight": (8, 4),
+        "decoder.layers.0.self_attention.linear_qkv.weight": (12, 4),
+        "decoder.layers.0.self_attention.linear_qkv.bias": (12,),
+        "decoder.layers.0.mlp.router.weight": (3, 4),
+        "decoder.layers.0.input_layernorm.weight": (4,),
+        "output_layer.weight": (8, 4),
+    }
+    parameters = [(name, nn.Parameter(torch.ones(shape))) for name, shape in named.items()]
+
+    groups = parameter_groups(parameters, weight_decay=0.1, muon=True)
+
+    assert [(group["kind"], len(group["names"])) for group in groups] == [
+        (MATRICES, 1),
+        (DECAYED, 3),
+        (UNDECAYED, 2),
+    ]
+    assert groups[0]["names"] == ["decoder.layers.0.self_attention.linear_qkv.weight"]
+    assert groups[0]["weight_decay"] == 0.1
 
 
 def test_experts_that_ranks_share_out_have_groups_of_their_own() -> None:

@@ -232,7 +232,8 @@ def _numbers(typed: str, values: Sequence[str]) -> tuple[float, ...]:
 def _expect(typed: str, values: Sequence[str], *, count: int) -> None:
     if len(values) != count:
         wanted = "one value" if count else "no value"
-        raise UsageError(f"{typed} takes {wanted}, but {len(values)} follow: {' '.join(values)}.")
+        found = f"{len(values)} follow: {' '.join(values)}" if values else "none follows"
+        raise UsageError(f"{typed} takes {wanted}, but {found}.")
 
 
 def _normal(word: str) -> str:

@@ -8,7 +8,7 @@ from mds_train.config.checks import require_choice, require_not_negative, requir
 
 __all__ = ["IMPLEMENTATIONS", "OPTIMIZERS", "SCHEDULES", "OptimizerConfig", "ScheduleConfig"]
 
-OPTIMIZERS = ("adamw", "lion", "sgd")
+OPTIMIZERS = ("adamw", "lion", "muon", "sgd")
 IMPLEMENTATIONS = ("torch", "deepspeed-cpu")
 
 SCHEDULES = ("constant", "linear", "cosine", "inverse-square-root", "wsd")
@@ -20,7 +20,7 @@ class OptimizerConfig:
     """What turns gradients into updates. Biases and norms are not decayed."""
 
     name: str = "adamw"
-    """"adamw", "lion" or "sgd"."""
+    """"adamw", "lion", "sgd", or "muon" for the matrices of the layers and adamw for the rest."""
 
     implementation: str = "torch"
     """"torch", or "deepspeed-cpu": DeepSpeed's CPU Adam, compiled at its first use, for adamw on a
@@ -38,8 +38,9 @@ class OptimizerConfig:
     eps: float = 1e-8
     """Added to the root of the second moment (adamw)."""
 
-    momentum: float = 0.9
-    """Decay of the sum of gradients that sgd steps along; 0 keeps none."""
+    momentum: float | None = None
+    """Decay of the sum of gradients that sgd steps along (0.9 when left out; 0 keeps none), and of
+    the mean that muon takes (0.95)."""
 
     weight_decay: float = 0.1
     """Weight decay of the matrices: decoupled, but for sgd a part of the gradient."""
@@ -57,10 +58,16 @@ class OptimizerConfig:
         require_positive("optimizer.eps", self.eps)
         require_not_negative("optimizer.weight_decay", self.weight_decay)
         for key in ("beta1", "beta2", "momentum"):
-            if not 0 <= getattr(self, key) < 1:
-                raise ValueError(
-                    f"optimizer.{key} is {getattr(self, key)}, but it must be in [0, 1)."
-                )
+            value = getattr(self, key)
+            if value is not None and not 0 <= value < 1:
+                raise ValueError(f"optimizer.{key} is {value}, but it must be in [0, 1).")
+
+    @property
+    def usual_momentum(self) -> float:
+        """The momentum, where it is left out the usual one of the optimizer."""
+        if self.momentum is not None:
+            return self.momentum
+        return 0.95 if self.name == "muon" else 0.9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -74,6 +74,7 @@ class TrainConfig:
         check_backup(self)
         check_growth(self)
         check_offload(self)
+        check_muon(self)
         check_whole_heads(self.model, self.parallel)
         check_sequence_shares(self.data, self.parallel)
         check_stages(self.model, self.parallel)
@@ -167,11 +168,6 @@ def check_offload(config: TrainConfig) -> None:
             f'memory.offload_optimizer is "{memory.offload_optimizer}", but parallel.zero_stage is '
             f"0; use zero_stage 1 to 3."
         )
-    if memory.offload_optimizer != "none" and parallel.pp_size > 1:
-        raise ValueError(
-            f'memory.offload_optimizer "{memory.offload_optimizer}" does not go together with '
-            f'parallel.pp_size {parallel.pp_size}; use pp_size 1, or "none".'
-        )
     needs_cutting = {
         "memory.offload_parameters": memory.offload_parameters != "none",
         "memory.offload_ratio": memory.offload_ratio < 1,
@@ -187,6 +183,23 @@ def check_offload(config: TrainConfig) -> None:
         raise ValueError(
             f'memory.offload_ratio below 1 needs optimizer.implementation "deepspeed-cpu", but it '
             f'is "{implementation}".'
+        )
+
+
+def check_muon(config: TrainConfig) -> None:
+    """Muon puts matrices together where the model is."""
+    if config.optimizer.name != "muon":
+        return
+    if config.memory.offload_optimizer != "none":
+        raise ValueError(
+            f'optimizer.name "muon" puts whole matrices together where the model computes, but '
+            f'memory.offload_optimizer is "{config.memory.offload_optimizer}"; use "none", or '
+            f'optimizer.name "adamw".'
+        )
+    if config.parallel.ep_size > 1:
+        raise ValueError(
+            f'optimizer.name "muon" does not step experts that ranks share out '
+            f'(parallel.ep_size {config.parallel.ep_size}); use ep_size 1, or "adamw".'
         )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mds_core.groups import ProcessGroups
 from mds_core.rng import DropoutKey
+from mds_core.sharding import ParameterShard
 from mds_train.batches import ModelInput
 from mds_train.config import TrainConfig
 from mds_train.engines.cpu_adam import cpu_adam_or_torch
@@ -22,6 +23,7 @@ from mds_train.engines.deepspeed_state import (
     create_moments,
     find_fragments,
     forget_phantom_step,
+    names_of_stepped,
     pass_on_hyperparameters,
     rebuild_weights,
     set_loss_scale,
@@ -30,10 +32,12 @@ from mds_train.engines.deepspeed_state import (
 )
 from mds_train.engines.interface import Fragment, OptimizerState, Update
 from mds_train.engines.loss_scale import LossScale
+from mds_train.engines.matrices import MatrixExchange, SteppedTensor
 from mds_train.engines.overflow import OverflowWatch
 from mds_train.engines.own_json import with_own_json
 from mds_train.exchange import sum_over
 from mds_train.optimizers.building import build_optimizer, group_names, set_hyperparameters
+from mds_train.optimizers.muon import Muon
 
 __all__ = ["DeepSpeedEngine", "sum_gradients_in_fp32"]
 
@@ -47,6 +51,7 @@ class DeepSpeedEngine:
         groups: This rank's process groups.
         split_names: Canonical names of the parameters that tensor-parallel ranks hold parts of.
         shapes: Global shape of every parameter of the whole model.
+        shards: This rank's part of every parameter; for Muon only, which needs whole matrices.
         experts: Names of this rank's experts' parameters, where ranks share out the experts.
         parameters: By canonical name, where they are not those of the model's modules.
         copies: Names of those that ranks of another pipeline stage own, count and save.
@@ -60,6 +65,7 @@ class DeepSpeedEngine:
         groups: ProcessGroups,
         split_names: frozenset[str],
         shapes: Mapping[str, tuple[int, ...]],
+        shards: Mapping[str, ParameterShard] | None = None,
         experts: frozenset[str] = frozenset(),
         parameters: Mapping[str, nn.Parameter] | None = None,
         copies: frozenset[str] = frozenset(),
@@ -88,7 +94,10 @@ class DeepSpeedEngine:
         self._engine = initialize(
             model, optimizer, derived=derived, groups=groups, has_experts=bool(experts)
         )
-        self._group_names = group_names(shapes)
+        self._group_names = group_names(shapes, muon=isinstance(optimizer, Muon))
+        if isinstance(optimizer, Muon):
+            dtype = torch.float32 if config.train.precision == "fp32" else torch.bfloat16
+            optimizer.use(MatrixExchange(self._stepped, shards or {}, groups=groups, dtype=dtype))
         forget_phantom_step(self._engine.optimizer, self._inner)
         if self._stage == 0 and config.train.precision != "fp32":
             sum_gradients_in_fp32(own.values())
@@ -244,6 +253,18 @@ class DeepSpeedEngine:
         return [
             replace(each, copy=each.name in self._copies, expert=each.name in self._experts)
             for each in found
+        ]
+
+    def _stepped(self) -> list[SteppedTensor]:
+        """What the optimizer steps, and what this rank has in it."""
+        fragments = {each.name: each for each in self._find_fragments()}
+        return [
+            SteppedTensor(
+                tensor=tensor,
+                names=names,
+                fragments=tuple(fragments[name] for name in names if name in fragments),
+            )
+            for tensor, names in names_of_stepped(self._engine.optimizer, names=self._names)
         ]
 
     def optimizer_state(self) -> OptimizerState:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed import ProcessGroup
 
 from mds_core.groups import ProcessGroups
-from mds_train.optimizers.building import DECAYED
+from mds_train.optimizers.kinds import DECAYED
 
 __all__ = ["initialize"]
 

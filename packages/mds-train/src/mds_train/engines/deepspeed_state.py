@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mds_train.engines.interface import Fragment
+from mds_train.optimizers.kinds import MATRICES
 
 __all__ = [
     "create_moments",
@@ -22,6 +23,7 @@ __all__ = [
     "forget_phantom_step",
     "gradients_of_partitions",
     "leave_gradients_alone",
+    "names_of_stepped",
     "offloads",
     "pass_on_hyperparameters",
     "rebuild_weights",
@@ -31,8 +33,13 @@ __all__ = [
     "whole_gradients",
 ]
 
-_MOMENTS = {"Lion": ("exp_avg",), "SGD": ("momentum_buffer",)}
 _MOMENTS_OF_ADAM = ("exp_avg", "exp_avg_sq")
+_MOMENTUM = ("momentum_buffer",)
+_MOMENTS = {
+    "Lion": ("exp_avg",),
+    "Muon": (*_MOMENTUM, *_MOMENTS_OF_ADAM),  # one or the other, by group
+    "SGD": _MOMENTUM,
+}
 
 # Name of the parameter, the parameter, range start, range length, the stepped tensor, offset in it.
 _Place = tuple[str, Any, int, int, Tensor, int]
@@ -173,6 +180,46 @@ _PARTITIONED = {
 }
 
 
+def _moments_of_group(inner: Any, group: Mapping[str, Any]) -> tuple[str, ...]:
+    if type(inner).__name__ == "Muon":
+        return _MOMENTUM if group["kind"] == MATRICES else _MOMENTS_OF_ADAM
+    return _moments(inner)
+
+
+def _groups_of_stepped(optimizer: Any, inner: Any) -> list[Any]:
+    """The group of each of `stepped_tensors`."""
+    groups = inner.param_groups
+    kind = type(optimizer).__name__
+    if kind == "DeepSpeedZeroOptimizer_Stage3":
+        parts = range(len(optimizer.fp32_partitioned_groups_flat))
+        return [groups[optimizer.sub_group_to_group_id[part]] for part in parts]
+    if kind in _PARTITIONED:
+        return list(groups)
+    return [group for group in groups for _ in group["params"]]
+
+
+def names_of_stepped(
+    optimizer: Any, *, names: Mapping[int, str]
+) -> list[tuple[Tensor, tuple[str, ...]]]:
+    """Each of `stepped_tensors` and the parameters that it is cut from, the same on all ranks."""
+    parts = {
+        "FP16_UnfusedOptimizer": "fp16_groups",
+        "DeepSpeedZeroOptimizer": "round_robin_bit16_groups",
+        "BF16_Optimizer": "bf16_groups",
+        "DeepSpeedZeroOptimizer_Stage3": "fp16_groups",
+    }
+    kind, stepped = type(optimizer).__name__, stepped_tensors(optimizer)
+    if kind not in parts:
+        return [(parameter, (names[id(parameter)],)) for parameter in stepped]
+    held = getattr(optimizer, parts[kind])
+    if kind == "FP16_UnfusedOptimizer":
+        held = [[parameter] for group in held for parameter in group]
+    return [
+        (tensor, tuple(names[id(parameter)] for parameter in group))
+        for tensor, group in zip(stepped, held, strict=True)
+    ]
+
+
 def stepped_tensors(optimizer: Any) -> list[Tensor]:
     """The tensors that the inner torch optimizer steps, this rank's."""
     kind = type(optimizer).__name__
@@ -196,6 +243,7 @@ def take_gradients(optimizer: Any) -> None:
         for group in optimizer.bit16_groups:
             for parameter in group:
                 parameter.grad_accum, parameter.grad = parameter.grad, None
+        optimizer.setup_buckets()  # the buffers, where gradients are copied to be summed
 
 
 def leave_gradients_alone(optimizer: Any) -> None:
@@ -263,14 +311,16 @@ def create_moments(optimizer: Any, inner: Any, *, step: int) -> None:
         each.state.clear()
     if step == 0:
         return
-    for index, stepped in enumerate(stepped_tensors(optimizer)):
+    groups = _groups_of_stepped(optimizer, inner)
+    for index, (stepped, group) in enumerate(zip(stepped_tensors(optimizer), groups, strict=True)):
         stepping = _optimizer_of(optimizer, inner, index=index)
-        state: dict[str, Any] = {key: torch.zeros_like(stepped).detach() for key in _moments(inner)}
+        moments = _moments_of_group(inner, group)
+        state: dict[str, Any] = {key: torch.zeros_like(stepped).detach() for key in moments}
         stepping.state[stepped] = state
         kind = type(stepping).__name__
         if kind == "DeepSpeedCPUAdam":
             state["step"] = step
-        elif kind not in _MOMENTS:
+        elif "exp_avg_sq" in state:
             # The fused form keeps the count on the device of the parameter.
             state["step"] = torch.tensor(float(step), dtype=torch.float32, device=stepped.device)
 

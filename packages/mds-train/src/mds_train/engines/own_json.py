@@ -78,7 +78,7 @@ _REFUSED = {
     "checkpoint": "checkpoints have one format",
     "activation_checkpointing": "[memory] says what is computed again",
 }
-_OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "lion": "lion", "sgd": "sgd"}
+_OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "lion": "lion", "muon": "muon", "sgd": "sgd"}
 
 
 def check_own_json(config: TrainConfig, *, world_size: int) -> None:
@@ -204,7 +204,7 @@ def _optimizer_complaints(given: Mapping[str, Any], config: TrainConfig) -> Iter
         "eps": ours.eps,
         "weight_decay": ours.weight_decay,
     }
-    fields |= {"betas": [ours.beta1, ours.beta2], "momentum": ours.momentum}
+    fields |= {"betas": [ours.beta1, ours.beta2], "momentum": ours.usual_momentum}
     fields |= {"adam_w_mode": True, "torch_adam": ours.implementation == "torch"}
     for key, value in (wanted.get("params") or {}).items():
         if key not in fields:

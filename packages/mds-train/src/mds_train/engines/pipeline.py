@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mds_core.groups import ProcessGroups
 from mds_core.pipeline import Pipeline, PipelineLoss
+from mds_core.sharding import ParameterShard
 from mds_train.batches import MicroBatch, ModelInput
 from mds_train.config import TrainConfig
 from mds_train.engines.deepspeed import DeepSpeedEngine, sum_gradients_in_fp32
@@ -33,6 +34,7 @@ class PipelineEngine(DeepSpeedEngine):
         groups: This rank's process groups.
         split_names: Canonical names of the parameters that tensor-parallel ranks hold parts of.
         shapes: Global shape of every parameter of the whole model.
+        shards: This rank's part of every parameter; for Muon only.
         experts: Names of this rank's experts' parameters, where ranks share out the experts.
     """
 
@@ -44,6 +46,7 @@ class PipelineEngine(DeepSpeedEngine):
         groups: ProcessGroups,
         split_names: frozenset[str],
         shapes: Mapping[str, tuple[int, ...]],
+        shards: Mapping[str, ParameterShard] | None = None,
         experts: frozenset[str] = frozenset(),
     ) -> None:
         parameters = pipeline.canonical_parameters()
@@ -53,6 +56,7 @@ class PipelineEngine(DeepSpeedEngine):
             groups=groups,
             split_names=split_names,
             shapes=shapes,
+            shards=shards,
             experts=experts,
             parameters=parameters,
             copies=pipeline.copies,

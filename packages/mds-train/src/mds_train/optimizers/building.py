@@ -8,21 +8,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from mds_core.models import no_weight_decay
 from mds_train.config import OptimizerConfig
+from mds_train.optimizers.kinds import DECAYED, MATRICES, UNDECAYED, kind_of
 from mds_train.optimizers.lion import Lion
+from mds_train.optimizers.muon import Muon
 
 __all__ = [
-    "DECAYED",
-    "UNDECAYED",
     "build_optimizer",
     "group_names",
     "parameter_groups",
     "set_hyperparameters",
 ]
 
-DECAYED = "decayed"
-UNDECAYED = "undecayed"
+
+_KINDS = (MATRICES, DECAYED, UNDECAYED)
 
 
 def parameter_groups(
@@ -30,17 +29,19 @@ def parameter_groups(
     *,
     weight_decay: float,
     experts: Collection[str] = (),
+    muon: bool = False,
 ) -> list[dict[str, Any]]:
-    """Split parameters into matrices, which are decayed, and biases and norms, which are not.
+    """Split parameters into weights, which are decayed, and biases and norms, which are not.
 
     Args:
         parameters: Canonical names and parameters; of ZeRO-3 before they are cut.
         weight_decay: Decay of the first group.
         experts: Names of those that other ranks hold other ones of; they get groups of their own.
+        muon: Give the matrices of the layers a group of their own, which comes first.
 
     Returns:
-        Up to two groups, or four with experts, with the keys "kind" (decayed or not), "expert",
-        "name" (for both), "names", "params" and "weight_decay"; empty ones are left out.
+        Up to two groups (three with Muon), or twice as many with experts, with the keys "kind",
+        "expert", "name" (for both), "names", "params" and "weight_decay"; empty ones are left out.
     """
     groups: list[dict[str, Any]] = [
         {
@@ -49,24 +50,26 @@ def parameter_groups(
             "expert": expert,
             "names": [],
             "params": [],
-            "weight_decay": weight_decay if kind == DECAYED else 0.0,
+            "weight_decay": 0.0 if kind == UNDECAYED else weight_decay,
         }
         for expert in (False, True)
-        for kind in (DECAYED, UNDECAYED)
+        for kind in _KINDS
     ]
     for name, parameter in parameters:
-        undecayed = no_weight_decay(name, tuple(parameter.shape))
-        group = groups[2 * (name in experts) + undecayed]
+        kind = kind_of(name, parameter.shape, muon=muon)
+        group = groups[len(_KINDS) * (name in experts) + _KINDS.index(kind)]
         group["names"].append(name)
         group["params"].append(parameter)
     return [group for group in groups if group["params"]]
 
 
-def group_names(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, list[str]]:
-    """Names of each group's parameters, by the name of the group."""
-    groups: dict[str, list[str]] = {DECAYED: [], UNDECAYED: []}
+def group_names(
+    shapes: Mapping[str, tuple[int, ...]], *, muon: bool = False
+) -> dict[str, list[str]]:
+    """Names of each group's parameters, by the kind of the group."""
+    groups: dict[str, list[str]] = {kind: [] for kind in _KINDS}
     for name, shape in shapes.items():
-        groups[UNDECAYED if no_weight_decay(name, shape) else DECAYED].append(name)
+        groups[kind_of(name, shape, muon=muon)].append(name)
     return groups
 
 
@@ -77,12 +80,20 @@ def build_optimizer(
     experts: Collection[str] = (),
 ) -> torch.optim.Optimizer:
     """The optimizer of the [optimizer] table, in torch's fused form where there is one."""
-    groups = parameter_groups(parameters, weight_decay=config.weight_decay, experts=experts)
+    groups = parameter_groups(
+        parameters,
+        weight_decay=config.weight_decay,
+        experts=experts,
+        muon=config.name == "muon",
+    )
     betas = (config.beta1, config.beta2)
     if config.name == "lion":
         return Lion(groups, lr=config.lr, betas=betas)
+    momentum = config.usual_momentum
+    if config.name == "muon":
+        return Muon(groups, lr=config.lr, betas=betas, eps=config.eps, momentum=momentum)
     if config.name == "sgd":
-        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=True)
+        return torch.optim.SGD(groups, lr=config.lr, momentum=momentum, fused=True)
     return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True)
 
 
@@ -92,5 +103,5 @@ def set_hyperparameters(
     """Write the schedule's values of this step into the groups."""
     for group in optimizer.param_groups:
         group["lr"] = lr
-        if group["kind"] == DECAYED:
+        if group["kind"] != UNDECAYED:
             group["weight_decay"] = weight_decay
