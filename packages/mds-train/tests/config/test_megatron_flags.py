@@ -276,7 +276,7 @@ def test_no_name_stands_twice_and_underscores_are_dashes() -> None:
     ("typed", "message"),
     [
         ("--num-layers two", "'two', but model.num_layers must be a whole number"),
-        ("--num-layers", "--num-layers takes one value, but 0 follow"),
+        ("--num-layers", "--num-layers takes one value, but none follows"),
         ("--swiglu 3", "--swiglu takes no value, but 1 follow"),
         ("--data-path 0.5 a 0.5", "one path is missing"),
         ("--rampup-batch-size 8 8", "takes three whole numbers"),
