@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from mds_ckpt.conversion import check_apart, check_room, remove_remains
 from mds_ckpt.errors import RejectedError
 from mds_ckpt.files.file_operations import FileOperations
+from mds_ckpt.target_folder import check_apart, check_room, remove_remains
 
 __all__ = ["prepare_target"]
 
