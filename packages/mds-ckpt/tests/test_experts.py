@@ -14,12 +14,13 @@ from test_deepspeed_writer import assert_equal, written
 
 from mds_ckpt import convert
 from mds_ckpt.checkpoint import Checkpoint
-from mds_ckpt.errors import UnsupportedError
+from mds_ckpt.errors import RejectedError, UnsupportedError
 from mds_ckpt.formats import open_checkpoint
 from mds_ckpt.manifest import ModelRecord
 from mds_ckpt.megatron.expert_args import expert_args, expert_config
 from mds_ckpt.pickles.archive import open_torch_file
 from mds_ckpt.pickles.records import TensorRef
+from mds_ckpt.pickles.torch_writer import ordered, save_torch_file
 
 
 @pytest.fixture
@@ -55,6 +56,66 @@ def test_the_configuration_has_the_experts(golden: Checkpoint) -> None:
     assert golden.parallel["ep"] == 2
 
 
+def test_a_pipelines_stages_keep_their_layers_as_deepspeed_does(
+    golden: Checkpoint, tmp_path: Path
+) -> None:
+    """Stages with experts keep layers in model files and count experts' layers anew; others not."""
+    written(golden, tmp_path / "two", pp_size=2, dp_size=2, ep_size=2)
+    written(golden, tmp_path / "four", pp_size=4)
+
+    two, four = (tmp_path / name / "global_step10" for name in ("two", "four"))
+    assert not list(two.glob("layer_*-model_*"))
+    assert len(list(two.glob("layer_0_expert_?_mp_rank_0[01]_model_states.pt"))) == 8
+    assert not list(two.glob("layer_1_expert_*"))
+    module = open_torch_file(two / "mp_rank_01_model_states.pt").value["module"]
+    assert next(iter(module)) == "tied_modules.embed.word_embeddings.weight"
+    assert "5.mlp.deepspeed_moe.gate.wg.weight" in module
+    assert list(module)[-1] == "7.bias"  # 6 is a function that gathers the experts' loss
+    expert = open_torch_file(two / "layer_0_expert_3_mp_rank_01_model_states.pt").value
+    assert next(iter(expert)) == (
+        "5.mlp.deepspeed_moe.experts.deepspeed_experts.3.dense_h_to_4h.weight"
+    )
+    names = {path.name for path in four.glob("layer_*-model_*")}
+    assert names == {f"layer_{n:02d}-model_00-model_states.pt" for n in (1, 2, 4)}
+    assert open_torch_file(four / "mp_rank_02_model_states.pt").value["module"] is None
+    assert len(list(four.glob("layer_0_expert_?_mp_rank_0[13]_model_states.pt"))) == 8
+
+
+def test_experts_beside_layer_files_count_once(golden: Checkpoint, tmp_path: Path) -> None:
+    """Where layers' files hold one rank's experts too, under its numbers, the experts' files do."""
+    written(golden, tmp_path / "out", pp_size=1, is_pipeline=True)
+    folder = tmp_path / "out" / "global_step10"
+    path = folder / "mp_rank_00_model_states.pt"
+    file = open_torch_file(path)
+    layers: dict[int, dict[str, Any]] = {}
+    for name, ref in file.value["module"].items():
+        key = name.replace("tied_modules.embed.", "1.")
+        number, _, key = key.partition(".")
+        layers.setdefault(int(number), {})[key] = file.read(ref)
+    wrong = np.full((1,), 7, "f4")
+    layers[3]["mlp.deepspeed_moe.experts.deepspeed_experts.0.dense_h_to_4h.weight"] = wrong
+    for number, tensors in layers.items():
+        save_torch_file(folder / f"layer_{number:02d}-model_00-model_states.pt", ordered(tensors))
+    state = {key: value for key, value in file.value.items() if key not in ("module", "rng_state")}
+    path.unlink()
+    save_torch_file(path, {**state, "module": None})
+
+    found = open_checkpoint(tmp_path / "out")
+
+    assert found.tensors.keys() == golden.tensors.keys()
+    for name, tensor in golden.tensors.items():
+        assert found.tensor(name).numpy().tobytes() == tensor.numpy().tobytes(), name
+
+
+def test_a_missing_expert_is_named(golden: Checkpoint, tmp_path: Path) -> None:
+    written(golden, tmp_path / "out", pp_size=2, dp_size=2, ep_size=2)
+    folder = tmp_path / "out" / "global_step10"
+    (folder / "layer_0_expert_3_mp_rank_01_model_states.pt").unlink()
+
+    with pytest.raises(RejectedError, match=r"layers\.3.*3 of 4 experts"):
+        open_checkpoint(tmp_path / "out")
+
+
 def unnamed(training: Any) -> Any:
     """Without the name of the experts' group, which tells how many ranks share them out."""
     return json.loads(json.dumps(training).replace('"ep_size_1"', '"ep_size_2"'))
@@ -68,6 +129,11 @@ def unnamed(training: Any) -> Any:
         {"zero_stage": 1, "dp_size": 2},
         {"zero_stage": 1, "tp_size": 2, "dp_size": 4, "ep_size": 4},
         {"zero_stage": 2, "dp_size": 6, "ep_size": 2},
+        {"pp_size": 2, "dp_size": 2, "ep_size": 2},
+        {"pp_size": 1, "is_pipeline": True, "tp_size": 2, "dp_size": 4, "ep_size": 4},
+        {"pp_size": 4, "dp_size": 2, "ep_size": 2, "tp_size": 2},
+        {"pp_size": 4, "zero_stage": 0, "dp_size": 2, "ep_size": 2},
+        {"pp_size": 2, "zero_stage": 0},
     ],
     ids=str,
 )
@@ -191,7 +257,7 @@ def test_what_deepspeed_cannot_share_out_is_refused(tmp_path: Path, golden: Chec
     with pytest.raises(UnsupportedError, match="hold no experts"):
         convert(golden.path, tmp_path / "out", to="megatron")
     with pytest.raises(UnsupportedError, match="written without pipeline only"):
-        convert(golden.path, tmp_path / "out", to="deepspeed", pipeline=True)
+        convert(golden.path, tmp_path / "out", to="universal", pipeline=True)
 
 
 def test_a_missing_share_of_the_experts_is_named(tmp_path: Path, golden: Checkpoint) -> None:

@@ -442,15 +442,65 @@ def test_gpt_neox_with_its_configuration_goes_to_transformers(tmp_path: Path, tp
     assert np.array_equal(tensors["embed_out.weight"], sample.tensors["weight/output_layer.weight"])
 
 
-def test_gpt_neox_without_pipeline_is_refused_by_its_name(tmp_path: Path) -> None:
-    module = {"sequential.0.word_embeddings.weight": np.zeros((8, 4), "f4")}
-    folder = tmp_path / "global_step3"
-    folder.mkdir()
-    state = {"module": module, "global_steps": 3, "dp_world_size": 1, "mp_world_size": 1}
-    save_torch_file(folder / "mp_rank_00_model_states.pt", state)
+class Sequence(Sample):
+    """GPT-NeoX without pipeline stages: all layers in the model files, as ``sequential.N``."""
 
-    with pytest.raises(RejectedError, match=r"form without pipeline stages.*pipe_parallel_size 1"):
-        open_checkpoint(folder)
+    def engine_name(self, name: str) -> str:
+        layer, key = self.place(name)
+        if name.startswith("embedding."):
+            layer = 0
+        elif name.startswith("decoder.final"):
+            key = f"norm.{key}"
+        elif name == "output_layer.weight":
+            key = "final_linear.weight"
+        return f"sequential.{layer}.{key.replace('self_attention.', 'attention.')}"
+
+    def _module(self, names: list[str], rank: int) -> dict[str, Any]:
+        tensors = {self.engine_name(name): self.local("weight", name, rank) for name in names}
+        if self.stage == 3:
+            tensors = dict.fromkeys(tensors, np.zeros(0, "f4"))
+        return ordered(tensors)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("tied", [True, False])
+def test_gpt_neox_without_stages_is_read_with_its_optimizer(
+    tmp_path: Path, stage: int, tied: bool
+) -> None:
+    layout = {"tp": 2, "dp": 2, "stage": stage, "tied": tied, "norm_gap": 1, "layers": 11}
+    sample = Sequence(**layout, pipeline=False)
+    folder = sample.write(tmp_path / "neox")
+    (folder / "global_step3" / "configs").mkdir()
+    (folder / "global_step3" / "configs" / "20B.yml").write_text(YAML)
+
+    found = open_checkpoint(folder)
+
+    assert (found.format, found.parallel["tp"], found.parallel["zero_stage"]) == (
+        "gpt-neox",
+        2,
+        stage,
+    )
+    assert found.tensors.keys() == set(sample.names)
+    for state in ("weight", "master", "exp_avg", "exp_avg_sq"):
+        source = "master" if state == "weight" and stage == 3 else state
+        for name in sample.names if state in found.states else ():
+            wanted = sample.tensors[f"{source}/{name}"]
+            np.testing.assert_array_equal(found.tensor(name, state).numpy(), wanted, name)
+    assert set(found.states) >= {"weight", "exp_avg", "exp_avg_sq"}
+
+
+def test_gpt_neox_without_stages_is_converted(tmp_path: Path) -> None:
+    sample = Sequence(tied=False, norm_gap=1, pipeline=False)
+    folder = sample.write(tmp_path / "neox")
+    said = "gpt-neox:activation=gelu_tanh,parallel_residual=true,position_embedding=learned"
+
+    convert(folder, tmp_path / "mds", to="mds", source_format=said)
+
+    back = open_checkpoint(tmp_path / "mds")
+    assert back.config["parallel_residual"] is True
+    for name in sample.names:
+        wanted = sample.tensors[f"weight/{name}"]
+        np.testing.assert_array_equal(back.tensor(name).numpy(), wanted)
 
 
 def test_gpt_neox_without_its_configuration_asks(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""GPT-NeoX's own checkpoints, read: DeepSpeed's pipeline files, with layer 0 as the embedding.
+"""GPT-NeoX's own checkpoints, read: DeepSpeed's files, with layer 0 as the embedding.
 
 Tensors, optimizer state and counters are those of the DeepSpeed reader. Of the model, the files
 say sizes only; the rest stands in the ``configs`` that GPT-NeoX copies into the folder, or is
@@ -19,7 +19,6 @@ from mds_ckpt.formats import Format
 from mds_ckpt.read_options import ReadOptions
 
 CONFIGS = "configs"
-_FIRST = "layer_00-model_00-model_states.pt"
 _MOST_CONFIGS = 64
 _WORDS: Mapping[str, tuple[str, ...]] = {
     "position_embedding": ("learned", "rope", "alibi", "none"),
@@ -34,13 +33,14 @@ _REMEDY = "this model can't be carried over unchanged"
 def find(path: Path) -> Path | None:
     """The folder with the layers' files, at ``path`` or where ``latest`` points."""
     from mds_ckpt.formats import megatron_deepspeed
+    from mds_ckpt.megatron.neox_folder import is_gpt_neox
 
     folder = megatron_deepspeed.find(path)
-    return folder if folder is not None and (folder / _FIRST).exists() else None
+    return folder if folder is not None and is_gpt_neox(folder) else None
 
 
 def detect(path: Path) -> bool:
-    """Whether its layers begin at 0, as only GPT-NeoX's do."""
+    """Whether its layers begin at 0 or are a sequence's, as only GPT-NeoX's do and are."""
     try:
         return find(path) is not None
     except RejectedError:
@@ -53,7 +53,11 @@ def open_gpt_neox(path: Path, options: ReadOptions | None = None) -> Checkpoint:
 
     folder = find(path)
     if folder is None:
-        raise RejectedError(path, f"it has no {_FIRST}", remedy="name the folder global_stepN")
+        raise RejectedError(
+            path,
+            "it has neither a layer 0 nor a model file with 'sequential.0'",
+            remedy="name the folder global_stepN",
+        )
     asked = options or ReadOptions()
     checkpoint = read_deepspeed(
         folder, replace(asked, qkv_layout=asked.qkv_layout or "grouped", model={})

@@ -34,12 +34,9 @@ def detect(path: Path) -> bool:
     except RejectedError:
         # A hostile or broken `latest` beside DeepSpeed's folders; opening will say so.
         return not (path / "latest_universal").exists()
-    return folder is not None and not (folder / "zero").is_dir() and not _is_gpt_neox(folder)
+    from mds_ckpt.megatron.neox_folder import is_gpt_neox
 
-
-def _is_gpt_neox(folder: Path) -> bool:
-    """Whether its layers begin at 0, which is another format's."""
-    return (folder / "layer_00-model_00-model_states.pt").exists()
+    return folder is not None and not (folder / "zero").is_dir() and not is_gpt_neox(folder)
 
 
 def open_deepspeed(path: Path, options: ReadOptions | None = None) -> Checkpoint:

@@ -70,6 +70,10 @@ class DeepSpeedForm(ABC):
     def pattern(self, name: str) -> str:
         """The regular expression under which DeepSpeed finds a parameter."""
 
+    def has_experts(self, stage: int) -> bool:
+        """Whether a stage holds any layer with experts."""
+        return any(expert_of(name) is not None for name in self.stage_names(stage))
+
     def _local_experts(self, name: str) -> int:
         """Experts of a layer that one expert-parallel rank holds."""
         layer = name.split(".mlp.experts.")[0]
@@ -88,10 +92,10 @@ class DeepSpeedForm(ABC):
             members.append(Member(self.named(name), stored))
         return divide_groups(members, self.checkpoint.tensors)
 
-    def expert_files(self) -> Iterator[tuple[str, Any]]:
-        """One file for each layer with experts and each expert, of each tensor-parallel rank."""
+    def expert_files(self, stage: int) -> Iterator[tuple[str, Any]]:
+        """One file for each of a stage's layers with experts, each expert, and each rank."""
         layers: dict[str, dict[int, list[str]]] = {}
-        for name in self.names:
+        for name in self.stage_names(stage):
             if (number := expert_of(name)) is not None:
                 layer = name.split(".mlp.experts.")[0]
                 layers.setdefault(layer, {}).setdefault(number, []).append(name)
@@ -102,7 +106,8 @@ class DeepSpeedForm(ABC):
                         self.engine_name(name): self.target.local(self.named(name), rank, "weight")
                         for name in names
                     }
-                    file = f"layer_{place}_expert_{number}_mp_rank_{rank:02d}_model_states.pt"
+                    mp_rank = stage * self.layout.tp_size + rank
+                    file = f"layer_{place}_expert_{number}_mp_rank_{mp_rank:02d}_model_states.pt"
                     yield file, tensors
 
     def model_state(self, groups: Sequence[ParameterGroup], stage: int, rank: int) -> Any:
@@ -141,7 +146,9 @@ class DeepSpeedForm(ABC):
         }
         state |= self.target.random_state(rank, stage)
         if self.target.experts:
-            state |= {"num_experts": list(self.target.experts.values()), "ds_autoep_layers": None}
+            held = {name.split(".mlp.experts.")[0] for name in self.stage_names(stage)}
+            counts = [count for layer, count in self.target.experts.items() if layer in held]
+            state |= {"num_experts": counts, "ds_autoep_layers": None}
         return state
 
     def _shapes(self, group: ParameterGroup, rank: int) -> Opaque:

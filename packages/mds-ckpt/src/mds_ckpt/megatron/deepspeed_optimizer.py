@@ -68,7 +68,7 @@ class OptimizerFiles:
         self._ep_size = degrees.ep
 
     def _resolve(self, name: str) -> Named | None:
-        if self._listing.layers:
+        if self._names:
             return self._names.canonical(name)
         return self._reading.canonical(name)
 
@@ -106,7 +106,7 @@ class OptimizerFiles:
         if not self._listing.optimizers:
             self._add_stage_0(assembly)
             return 0
-        stage = 1
+        stage, kept = 1, []
         for rank in range(self._degrees.tp * self._degrees.pp):
             files = self._optimizer_files(rank, assembly)
             if not files:
@@ -115,25 +115,24 @@ class OptimizerFiles:
                 states = [optimizer_state(file) for file in files]
                 stage = stage_of(states[0])
                 self._ep_size = self._expert_ranks(states)
-                self._keep_groups(states[0])
+                kept.append(states[0])
                 self._add_parts(assembly, rank, files, stage_3=is_stage_3(states[0]))
             except ZeroError as error:
                 self._no_optimizer(files[0].path, str(error), stage)
+        if kept:
+            # A pipeline stage without experts lacks their groups.
+            self._keep_groups(max(kept, key=lambda state: len(_param_groups(state) or ())))
         return stage
 
     def _keep_groups(self, state: Mapping[str, Any]) -> None:
         """Hyperparameters are the same on every rank; the names are gathered from all of them."""
-        if "groups" in self._reading.optimizer:
-            return
-        base = state.get("base_optimizer_state") or state.get("optimizer_state_dict")
-        groups = base.get("param_groups") if isinstance(base, Mapping) else None
         names: list[list[str]] = []
         for rank in range(self._degrees.tp * self._degrees.pp):
             for index, group in enumerate(self._param_shapes(rank) or ()):
                 names.extend([] for _ in range(index + 1 - len(names)))
                 names[index].extend(self._global_names(group))
         kept = [self._canonical_names(group) for group in names]
-        self._reading.keep_groups(groups, state.get("loss_scaler"), kept)
+        self._reading.keep_groups(_param_groups(state), state.get("loss_scaler"), kept)
         self._reading.keep_clipping(state)
 
     def _global_names(self, group: Mapping[str, Any]) -> list[str]:
@@ -235,7 +234,9 @@ class OptimizerFiles:
                 found = list(unshared.of_rank(rank))
                 parts = [each.parts() for each in found]
             except IndexedError as error:
-                self._reading.note(f"model-parallel rank {rank}: {error}; moments are not read")
+                reason = f"model-parallel rank {rank}: {error}"
+                self._reading.note(f"{reason}; moments are not read")
+                assembly.incomplete = reason
                 return
             for share, part, shape in _numbered(parts):
                 if share == 0 or is_expert(part.name):
@@ -246,15 +247,25 @@ class OptimizerFiles:
     def _keep_unshared(self, found: Sequence[Unshared]) -> None:
         """Settings are the same on every rank; the names are gathered from all of them."""
         names: list[list[str]] = []
+        most: list[Any] = []
+        scaler = None
         for each in found:
             groups, scaler, mine = each.groups()
+            most = max(most, groups or [], key=len)
             names.extend([] for _ in range(len(mine) - len(names)))
             for index, group in enumerate(mine):
                 names[index].extend(group)
             self._step = self._step or each.step()
         if found:
             kept = [self._canonical_names(group) for group in names]
-            self._reading.keep_groups(groups, scaler, kept)
+            self._reading.keep_groups(most, scaler, kept)
+
+
+def _param_groups(state: Mapping[str, Any]) -> list[Any] | None:
+    """The hyperparameters of a rank's groups."""
+    base = state.get("base_optimizer_state") or state.get("optimizer_state_dict")
+    groups = base.get("param_groups") if isinstance(base, Mapping) else None
+    return groups if isinstance(groups, list) else None
 
 
 def _numbered(

@@ -12,8 +12,8 @@ from mds_ckpt.megatron.deepspeed_folder import Listing, list_folder
 from mds_ckpt.megatron.deepspeed_optimizer import OptimizerFiles
 from mds_ckpt.megatron.legacy_model import ModelReading, known_name, read_degrees
 from mds_ckpt.megatron.naming import Named, flatten
-from mds_ckpt.megatron.pipeline_names import PipelineNames
-from mds_ckpt.megatron.zero import shapes_of
+from mds_ckpt.megatron.pipeline_names import PipelineNames, numbered_keys
+from mds_ckpt.megatron.zero import is_expert, shapes_of
 from mds_ckpt.pickles.archive import TorchFile
 from mds_ckpt.pickles.records import TensorRef
 from mds_ckpt.pickles.torch_files import TorchFiles, state_of
@@ -37,10 +37,11 @@ class _Reader:
         self._options = options
         self._folder = listing.folder
         self._files = TorchFiles()
+        self._owners: dict[tuple[int, int], tuple[int, Path]] = {}
         main = {**listing.stage_3_models, **listing.models} or listing.layers
         self._head = self._files.open(min(main.items())[1])
         self._degrees = read_degrees(listing, state_of(self._head))
-        self._names = self._pipeline_names() if listing.layers else PipelineNames({})
+        self._names = PipelineNames(self._module_layers() | self._file_layers())
         self._check_blocks()
 
     def read(self) -> Checkpoint:
@@ -71,24 +72,37 @@ class _Reader:
 
     def _keep_random(self) -> None:
         """Of stage 3, where every data-parallel rank has a file, the first rank's state."""
-        models = {rank: p for (dp, rank), p in self._listing.stage_3_models.items() if dp == 0}
-        models |= {rank: path for (rank,), path in self._listing.models.items()}
-        for rank, path in models.items():
+        for rank, path in self._first_models().items():
             place, tp_rank = divmod(rank, self._degrees.tp)
             self._reading.keep_random(tp_rank, place, self._files.open(path))
 
     # Names
 
-    def _pipeline_names(self) -> PipelineNames:
-        first = min(tp for _, tp in self._listing.layers)
+    def _file_layers(self) -> dict[int, list[str]]:
+        """Keys of the layers with files of their own."""
+        first = min((tp for _, tp in self._listing.layers), default=0)
         # Rank by rank, so a file that only one rank lacks is named as such when weights are read.
-        return PipelineNames(
-            {
-                layer: list(self._files.open(path).value)
-                for (layer, tp), path in sorted(self._listing.layers.items())
-                if tp == first
-            }
-        )
+        return {
+            layer: list(self._files.open(path).value)
+            for (layer, tp), path in sorted(self._listing.layers.items())
+            if tp == first
+        }
+
+    def _module_layers(self) -> dict[int, list[str]]:
+        """Keys of the layers that the model files number, stage by stage; most number none."""
+        keys: dict[int, list[str]] = {}
+        for rank, path in sorted(self._first_models().items()):
+            if rank % self._degrees.tp == 0:
+                module = self._files.open(path).value.get("module")
+                names = (name for name, _ in flatten(module)) if isinstance(module, Mapping) else ()
+                for number, found in numbered_keys(names).items():
+                    keys.setdefault(number, []).extend(found)
+        return keys
+
+    def _first_models(self) -> dict[int, Path]:
+        """Model files by rank; of stage 3, where each data-parallel rank has one, the first's."""
+        models = {rank: p for (dp, rank), p in self._listing.stage_3_models.items() if dp == 0}
+        return models | {rank: path for (rank,), path in self._listing.models.items()}
 
     def _check_blocks(self) -> None:
         """Blocks are numbered by their order, so a hole would shift all that follow it."""
@@ -97,11 +111,13 @@ class _Reader:
             raise RejectedError(
                 self._folder,
                 f"layer {missing[0]} has no files ({len(missing)} missing between its neighbours)",
-                remedy=f"copy layer_{missing[0]:02d}-model_*-model_states.pt here",
+                remedy=f"copy layer_{missing[0]:02d}-model_*-model_states.pt here"
+                if self._listing.layers
+                else "copy the model files of all ranks here",
             )
 
     def _first_names(self) -> Iterator[str]:
-        if self._listing.layers:
+        if self._names:
             yield from self._names.flat_names()
             return
         module = state_of(self._head).get("module")
@@ -111,7 +127,7 @@ class _Reader:
             yield from group
 
     def _resolve(self, name: str) -> Named | None:
-        if self._listing.layers:
+        if self._names:
             return self._names.canonical(name)
         return self._reading.canonical(name)
 
@@ -120,7 +136,7 @@ class _Reader:
     def _add_weights(self, assembly: Assembly) -> None:
         if self._listing.layers:
             self._add_layer_files(assembly)
-        elif self._listing.models:
+        if self._listing.models:
             self._add_modules(assembly)
         self._add_experts(assembly)
 
@@ -138,13 +154,18 @@ class _Reader:
                     )
                 file = self._files.open(path)
                 for key, tensor in flatten(file.value):
-                    if isinstance(tensor, TensorRef):
+                    # Experts have files of their own; a layer's file has one rank's, if any.
+                    is_double = bool(self._listing.experts) and is_expert(key)
+                    if isinstance(tensor, TensorRef) and not is_double:
                         named = known_name(path, self._names.of_file(layer, key), key)
+                        self._refuse_double(path, tp, named)
                         self._add_weight(assembly, named, file, tensor, tp)
 
     def _add_modules(self, assembly: Assembly) -> None:
         for rank in range(self._degrees.tp * self._degrees.pp):
             path = self._listing.models.get((rank,))
+            if path is None and self._listing.layers:
+                continue
             if path is None:
                 raise RejectedError(
                     self._folder,
@@ -154,15 +175,35 @@ class _Reader:
                 )
             file = self._files.open(path)
             module = file.value.get("module")
+            if module is None and self._listing.layers:
+                continue  # this stage's layers have files of their own
             if not isinstance(module, Mapping):
                 raise RejectedError(
                     path, "its module is not a dictionary", remedy="copy the layer_* files too"
                 )
+            stage, tp_rank = divmod(rank, self._degrees.tp)
             for key, tensor in flatten(module):
                 # DeepSpeed's MoE saves a second copy of local experts under a broken prefix.
-                if isinstance(tensor, TensorRef) and not key.startswith("encoderlayers."):
-                    named = known_name(path, self._reading.canonical(key), key)
-                    self._add_weight(assembly, named, file, tensor, rank % self._degrees.tp)
+                if not isinstance(tensor, TensorRef) or key.startswith("encoderlayers."):
+                    continue
+                if stage and self._names.is_dead_copy(key):
+                    continue
+                named = known_name(path, self._resolve(key), key)
+                self._refuse_double(path, tp_rank, named)
+                copy = stage if self._names.is_tied(key) else 0
+                self._add_weight(assembly, named, file, tensor, tp_rank, copy=copy)
+
+    def _refuse_double(self, path: Path, tp_rank: int, named: Named) -> None:
+        """RejectedError if one file stands for two ranks, which hold different parts."""
+        status = path.stat()
+        owner, first = self._owners.setdefault((status.st_dev, status.st_ino), (tp_rank, path))
+        if owner != tp_rank and self._reading.shared(named).sharing != "replicated":
+            raise RejectedError(
+                path,
+                f"it is the very file that stands for tensor-parallel rank {owner} ({first.name})",
+                remedy=f"copy the file of rank {tp_rank} here",
+                tensor=named.name,
+            )
 
     def _add_experts(self, assembly: Assembly) -> None:
         for (_, _, rank), path in sorted(self._listing.experts.items()):
@@ -173,7 +214,14 @@ class _Reader:
                     self._add_weight(assembly, named, file, tensor, rank % self._degrees.tp)
 
     def _add_weight(
-        self, assembly: Assembly, named: Named, file: TorchFile, tensor: TensorRef, tp_rank: int
+        self,
+        assembly: Assembly,
+        named: Named,
+        file: TorchFile,
+        tensor: TensorRef,
+        tp_rank: int,
+        *,
+        copy: int = 0,
     ) -> None:
         named = self._reading.shared(named)
         if named.name in self._reading.dropped or (0 in tensor.shape and tensor.shape):
@@ -186,6 +234,7 @@ class _Reader:
             stop=tensor.numel,
             dtype=tensor.dtype,
             source=TorchSource(file, tensor),
+            copy=copy,
         )
         assembly.add(named, "weight", fragment)
 

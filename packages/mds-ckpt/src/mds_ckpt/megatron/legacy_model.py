@@ -12,7 +12,7 @@ from mds_ckpt.errors import RejectedError
 from mds_ckpt.manifest import ModelRecord
 from mds_ckpt.megatron.deepspeed_folder import Listing, step_of
 from mds_ckpt.megatron.legacy_args import heads_of, is_gated, model_config, plain, weight_dtype
-from mds_ckpt.megatron.naming import Named, canonical_name
+from mds_ckpt.megatron.naming import Named, canonical_name, expert_of
 from mds_ckpt.megatron.random_state import RandomState
 from mds_ckpt.megatron.reshard import ModelFacts
 from mds_ckpt.pickles.archive import TorchFile
@@ -233,6 +233,7 @@ class ModelReading:
             config["tie_embeddings"] = is_tied
             config |= self._parts(weights)
             self._check_layers(weights, config.get("num_layers"))
+        self._check_experts(weights)
         return ModelRecord(
             family=self.family,
             config=config,
@@ -272,6 +273,22 @@ class ModelReading:
                 f"{expected}",
                 remedy="copy the layers' files that are missing",
             )
+
+    def _check_experts(self, weights: Mapping[str, LazyTensor]) -> None:
+        """A router has a row for each expert of its layer; all of them must be there."""
+        found: dict[str, set[int]] = {}
+        for name in weights:
+            if (number := expert_of(name)) is not None:
+                found.setdefault(name.split(".experts.")[0], set()).add(number)
+        for mlp, numbers in found.items():
+            router = weights.get(f"{mlp}.router.weight")
+            if router is not None and numbers != set(range(router.shape[0])):
+                raise RejectedError(
+                    self.path,
+                    f"{mlp} has {len(numbers)} of {router.shape[0]} experts",
+                    remedy="copy the files of all experts here (layer_*_expert_*)",
+                    tensor=router.name,
+                )
 
     def _counters(self, step: int | None) -> dict[str, int]:
         state, args = self.state, self.args
@@ -331,13 +348,6 @@ class ModelReading:
 
 def known_name(path: Path, named: Named | None, stored: str) -> Named:
     """``named``; RejectedError for a stored name that has no canonical one."""
-    if named is None and stored.startswith("sequential."):
-        raise RejectedError(
-            path,
-            "it is GPT-NeoX's form without pipeline stages, which is not read",
-            remedy="load it with pipe_parallel_size 1 in GPT-NeoX and save it again",
-            tensor=stored,
-        )
     if named is None:
         raise RejectedError(
             path,

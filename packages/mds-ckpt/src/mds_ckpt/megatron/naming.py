@@ -57,6 +57,8 @@ _LINEARS: Mapping[str, tuple[str, Sharing, Sharing]] = MappingProxyType(
         "self_attention.linear_proj": ("self_attention.linear_proj", "row", "replicated"),
         "mlp.linear_fc1": ("mlp.linear_fc1", "gated", "gated"),
         "mlp.linear_fc2": ("mlp.linear_fc2", "row", "replicated"),
+        "mlp.shared_experts.linear_fc1": ("mlp.shared_experts.linear_fc1", "gated", "gated"),
+        "mlp.shared_experts.linear_fc2": ("mlp.shared_experts.linear_fc2", "row", "replicated"),
         "mlp.linear1": ("mlp.linear_fc1", "gated", "gated"),
         "mlp.linear2": ("mlp.linear_fc2", "row", "replicated"),
     }
@@ -72,6 +74,7 @@ _REPLICATED: Mapping[str, str] = MappingProxyType(
         "self_attention.q_layernorm": "self_attention.q_layernorm",
         "self_attention.k_layernorm": "self_attention.k_layernorm",
         "mlp.deepspeed_moe.gate.wg": "mlp.router",
+        "mlp.router": "mlp.router",
         "mlp.coefficient": "mlp.coefficient",
     }
 )

@@ -1,14 +1,19 @@
-"""How Megatron-DeepSpeed's pipeline names a GPT's parameters, and in which files it keeps them."""
+"""How Megatron-DeepSpeed's pipeline names a GPT's parameters, and in which files it keeps them.
+
+Each layer has files of its own. A stage with experts is kept otherwise: its layers are in the model
+file of each rank and its experts in files of their own, whose layers each stage counts anew.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.errors import UnsupportedError
 from mds_ckpt.megatron.deepspeed_form import DeepSpeedForm
-from mds_ckpt.megatron.naming import Named, stored_block_name, stored_module_name
+from mds_ckpt.megatron.naming import Named, expert_of, stored_block_name, stored_module_name
 from mds_ckpt.megatron.target_layout import TargetLayout
 from mds_ckpt.pickles.torch_writer import ordered
 from mds_ckpt.plan import Options
@@ -16,14 +21,13 @@ from mds_ckpt.plan import Options
 __all__ = ["PipelineForm", "pipeline_fault"]
 
 _FIRST_BLOCK = 2
+_EXPERT = re.compile(r"\.deepspeed_experts\.\d+\.")
 
 
 def pipeline_fault(checkpoint: Checkpoint) -> str | None:
     """Why a model has no pipeline form; None if it has one."""
     if checkpoint.model.family != "gpt":
         return f"a {checkpoint.model.family} model has no pipeline form"
-    if any(".mlp.experts." in name for name in checkpoint.tensors):
-        return "a model with experts is written without pipeline only"
     return None
 
 
@@ -40,7 +44,8 @@ class PipelineForm(DeepSpeedForm):
         if (fault := pipeline_fault(checkpoint)) is not None:
             raise UnsupportedError(checkpoint.path, fault, remedy="give --no-pipeline and no --pp")
         super().__init__(checkpoint, options, layout)
-        self._layers = checkpoint.config["num_layers"]
+        # A function that gathers the experts' loss stands behind the blocks and takes a number.
+        self._end = _FIRST_BLOCK + checkpoint.config["num_layers"] + bool(self.target.experts)
 
     def named(self, name: str) -> Named:
         """The canonical name, with how ranks share the parameter."""
@@ -50,7 +55,7 @@ class PipelineForm(DeepSpeedForm):
         found = stored_block_name(parts[3]) if parts[1] == "layers" else stored_module_name(name)
         if found is None:
             raise self.target.unknown(name)
-        return Named(name, found[1].sharing)
+        return self.target.shared(Named(name, found[1].sharing))
 
     def place(self, name: str) -> tuple[int, str]:
         """The pipeline layer of a parameter, and its key in that layer's file."""
@@ -63,9 +68,9 @@ class PipelineForm(DeepSpeedForm):
                 raise self.target.unknown(name)
             return _FIRST_BLOCK + int(parts[2]), block[0]
         if parts[1] == "final_layernorm":
-            return _FIRST_BLOCK + self._layers, parts[2]
+            return self._end, parts[2]
         if name == "output_layer.weight":
-            return _FIRST_BLOCK + self._layers + 1, "lm_head.weight"
+            return self._end + 1, "lm_head.weight"
         raise self.target.unknown(name)
 
     def engine_name(self, name: str) -> str:
@@ -77,8 +82,9 @@ class PipelineForm(DeepSpeedForm):
     def pattern(self, name: str) -> str:
         """The regular expression under which DeepSpeed finds a parameter."""
         _, key = self.place(name)
-        is_tied = self.is_tied and name.startswith("embedding.")
-        return f"tied_modules.embed.{key}" if is_tied else rf"\d+.{key}"
+        if self.is_tied and name.startswith("embedding."):
+            return f"tied_modules.embed.{key}"
+        return r"\d+." + _EXPERT.sub(r".deepspeed_experts.\\d+.", key)
 
     def stage_names(self, stage: int) -> list[str]:
         """What a stage holds, in the engine's order: tied modules first, copies on the last."""
@@ -96,13 +102,29 @@ class PipelineForm(DeepSpeedForm):
                 kept.append(name)
         return kept
 
-    def module(self, stage: int, rank: int) -> None:
-        """Nothing: the weights are in files of their own."""
+    def module(self, stage: int, rank: int) -> Any:
+        """What a stage with experts holds beside them; None where layers have own files."""
+        if not self.has_experts(stage):
+            return None
+        names = [name for name in self.stage_names(stage) if expert_of(name) is None]
+        return ordered(
+            {
+                self.engine_name(name): self.target.local(self.named(name), rank, "weight")
+                for name in names
+            }
+        )
 
     def weight_files(self) -> Iterator[tuple[str, Any]]:
-        """One file for each pipeline layer and tensor-parallel rank."""
+        """Stage by stage, one file for each layer and rank, or for each expert and rank."""
+        for stage in range(self.layout.pp_size):
+            has_experts = self.has_experts(stage)
+            yield from self.expert_files(stage) if has_experts else self._layer_files(stage)
+
+    def _layer_files(self, stage: int) -> Iterator[tuple[str, Any]]:
         layers: dict[int, list[tuple[str, str]]] = {}
-        for name in self.names:
+        for name in self.stage_names(stage):
+            if stage and name.startswith("embedding."):
+                continue  # a copy of the first stage's
             layer, key = self.place(name)
             layers.setdefault(layer, []).append((key, name))
         for layer, keys in sorted(layers.items()):

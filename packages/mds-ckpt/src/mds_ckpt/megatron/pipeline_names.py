@@ -1,27 +1,45 @@
-"""What the numbered layers of a pipeline checkpoint are, told by what they hold.
+"""What the numbered layers of a checkpoint are, told by what they hold.
 
 Forks of Megatron-DeepSpeed number them differently (embedding 0 or 1, blocks from 2 or 3, final
-norm one, two or three behind them), so numbers alone say nothing.
+norm one, two or three behind them), so numbers alone say nothing. The layers are files of their
+own; where a pipeline has experts, each rank's model file holds those of its stage; and GPT-NeoX
+without stages keeps them all there, as ``sequential.N``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from mds_ckpt.megatron.naming import Named, block_name, module_name
 
-__all__ = ["PipelineNames"]
+__all__ = ["PipelineNames", "numbered_keys"]
+
+_NUMBERED = re.compile(r"(?:sequential\.)?(\d{1,6})\.(.+)")
+_SEQUENTIAL = "sequential."
 
 _TIED = "tied_modules."
 _WORDS = "tied_modules.embed.word_embeddings.weight"
 
 
+def numbered_keys(names: Iterable[str]) -> dict[int, list[str]]:
+    """The keys of each layer by its number, from names such as ``3.key`` or ``sequential.3.key``.
+
+    Empty if a model numbers no layers at the front of its names.
+    """
+    found: dict[int, list[str]] = {}
+    for name in names:
+        if (match := _NUMBERED.fullmatch(name)) is not None:
+            found.setdefault(int(match[1]), []).append(match[2])
+    return found
+
+
 class PipelineNames:
-    """Canonical names for the keys of layer files, and for ``N.key`` in optimizer files.
+    """Canonical names for the keys of layers, and for ``N.key`` in optimizer files.
 
     Args:
-        files: The keys of each layer's file, by the layer's number.
+        files: The keys of each layer, by the layer's number; empty for a model without numbers.
     """
 
     def __init__(self, files: Mapping[int, Sequence[str]]) -> None:
@@ -29,6 +47,10 @@ class PipelineNames:
         blocks = [layer for layer, keys in sorted(files.items()) if _is_block(keys)]
         self._blocks = {layer: number for number, layer in enumerate(blocks)}
         self._known: dict[str, Named | None] = {}
+
+    def __bool__(self) -> bool:
+        """Whether the model's layers are numbered at all."""
+        return bool(self._files)
 
     def is_block(self, layer: int) -> bool:
         """Whether a layer's file is one of a transformer block."""
@@ -60,7 +82,7 @@ class PipelineNames:
     def _canonical(self, name: str) -> Named | None:
         if name.startswith(_TIED):
             return module_name(name.split(".", 2)[2])
-        layer, _, key = name.partition(".")
+        layer, _, key = name.removeprefix(_SEQUENTIAL).partition(".")
         return self.of_file(int(layer), key) if layer.isdecimal() and key else None
 
     def flat_names(self) -> Iterator[str]:

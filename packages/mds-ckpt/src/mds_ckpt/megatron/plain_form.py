@@ -55,7 +55,7 @@ class PlainForm(DeepSpeedForm):
 
     def weight_files(self) -> Iterator[tuple[str, Any]]:
         """The experts' files."""
-        yield from self.expert_files()
+        yield from self.expert_files(0)
 
     def module(self, stage: int, rank: int) -> dict[str, Any]:
         """The weights, nested by module; in stage 3 only names, their data is shared out."""

@@ -93,9 +93,15 @@ class UnsharedState:
                 # What is not shared out is the same in every share.
                 yield Unshared(mine, optimizer, {**parameters, **experts})
         if not shares and file is not None and (optimizer := file.value.get("optimizer")):
-            is_pipeline = bool(self._listing.layers)
-            parameters = self._stage(rank) if is_pipeline else self._module(file, rank)
+            has_files = self._has_files(*divmod(rank, self._degrees.tp))
+            parameters = self._stage(rank) if has_files else self._module(file, rank)
             yield Unshared(file, optimizer, parameters)
+
+    def _has_files(self, stage: int, tp_rank: int) -> bool:
+        """Whether a stage's layers have files of their own, as those without experts have."""
+        path = self._listing.models.get((stage * self._degrees.tp + tp_rank,))
+        module = None if path is None else self._files.open(path).value.get("module")
+        return bool(self._listing.layers) and module is None
 
     def _module(self, file: TorchFile, rank: int) -> dict[str, TensorRef]:
         module = file.value.get("module")
@@ -110,8 +116,9 @@ class UnsharedState:
     def _experts(self, rank: int, ep_rank: int, ep_size: int) -> dict[str, TensorRef]:
         """A share's experts by their global names, layer by layer."""
         counts: dict[int, int] = {}
-        for layer, expert, _ in self._listing.experts:
-            counts[layer] = max(counts.get(layer, 0), expert + 1)
+        for layer, expert, mp in self._listing.experts:
+            if mp == rank:  # each pipeline stage counts its layers with experts from 0
+                counts[layer] = max(counts.get(layer, 0), expert + 1)
         found: dict[str, TensorRef] = {}
         for (layer, expert, mp), path in sorted(self._listing.experts.items()):
             if mp == rank and expert // max(1, counts[layer] // ep_size) == ep_rank:
@@ -124,7 +131,8 @@ class UnsharedState:
         plan = _Stages(self._layers(tp_rank), self._names)
         first = 0
         for number in range(stage):
-            first += plan.blocks(number, self._degrees.pp, self._count(number, tp_rank))
+            if self._has_files(number, tp_rank):
+                first += plan.blocks(number, self._degrees.pp, self._count(number, tp_rank))
         count = plan.blocks(stage, self._degrees.pp, self._count(stage, tp_rank))
         return plan.parameters(stage, self._degrees.pp, range(first, first + count))
 

@@ -10,6 +10,7 @@ from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.errors import UnsupportedError, UsageError
 from mds_ckpt.files.file_operations import FileOperations, write_file
 from mds_ckpt.megatron.deepspeed_form import VERSION, DeepSpeedForm
+from mds_ckpt.megatron.naming import expert_of
 from mds_ckpt.megatron.pipeline_form import PipelineForm, pipeline_fault
 from mds_ckpt.megatron.plain_form import PlainForm
 from mds_ckpt.megatron.target_groups import ParameterGroup
@@ -44,8 +45,7 @@ def form_of(checkpoint: Checkpoint, options: Options, layout: TargetLayout) -> D
     refuse_options({"--vp": layout.vp_size > 1}, "DeepSpeed's stages have no model chunks")
     is_pipeline = layout.is_pipeline
     if is_pipeline is None:
-        is_pipeline = pipeline_fault(checkpoint) is None and layout.zero_stage < 2
-        is_pipeline = is_pipeline or layout.pp_size > 1
+        is_pipeline = layout.pp_size > 1 or _is_pipeline_usual(checkpoint, layout)
     if is_pipeline and layout.zero_stage > 1:
         raise UsageError(
             f"DeepSpeed has no ZeRO stage {layout.zero_stage} in a pipeline; choose --zero-stage 0 "
@@ -61,6 +61,12 @@ def form_of(checkpoint: Checkpoint, options: Options, layout: TargetLayout) -> D
             remedy="choose --zero-stage 0, 1 or 2",
         )
     return form
+
+
+def _is_pipeline_usual(checkpoint: Checkpoint, layout: TargetLayout) -> bool:
+    """Whether Megatron-DeepSpeed trains such a model in a pipeline unless it is told otherwise."""
+    has_experts = any(expert_of(name) is not None for name in checkpoint.tensors)
+    return pipeline_fault(checkpoint) is None and not has_experts and layout.zero_stage < 2
 
 
 class _Writer:
@@ -152,7 +158,7 @@ class _Writer:
             for dp in range(layout.dp_size):
                 yield f"zero_pp_rank_{dp}_mp_rank_{number:02d}_model_states.pt", state
         elif layout.zero_stage == 0 and self._target.has_optimizer:
-            yield from self._unshared(groups, rank, number, state)
+            yield from self._unshared(groups, stage, rank, state)
         else:
             yield f"mp_rank_{number:02d}_model_states.pt", state
         if not layout.zero_stage or not self._target.has_optimizer:
@@ -166,13 +172,14 @@ class _Writer:
             yield file, outer
 
     def _unshared(
-        self, groups: Sequence[Sequence[ParameterGroup]], rank: int, number: int, state: Any
+        self, groups: Sequence[Sequence[ParameterGroup]], stage: int, rank: int, state: Any
     ) -> Iterator[tuple[str, Any]]:
-        """Stage 0: the state is in the model file, or with experts in a file of each share."""
-        form = self._form
-        if not self._target.experts:
+        """Without ZeRO: the state is in the model file, or with experts in a file of each share."""
+        form, number = self._form, stage * self._layout.tp_size + rank
+        has_experts = form.has_experts(stage)
+        if not has_experts:
             state = state | {"optimizer": whole_state(form, groups[0], rank)}
         yield f"mp_rank_{number:02d}_model_states.pt", state
-        for ep_rank, mine in enumerate(groups if self._target.experts else ()):
+        for ep_rank, mine in enumerate(groups if has_experts else ()):
             inner = {"optimizer": whole_state(form, mine, rank)}
             yield f"expp_rank_{ep_rank}_mp_rank_{number:02d}_optim_states.pt", inner

@@ -64,6 +64,12 @@ class _Writer:
             zero_stage=_stage(checkpoint, options),
         )
         self._form = form_of(checkpoint, options, layout)
+        if self._form.target.experts and not isinstance(self._form, PlainForm):
+            raise UnsupportedError(
+                checkpoint.path,
+                "a universal checkpoint of a model with experts is written without pipeline only",
+                remedy="leave --pipeline away",
+            )
         self._is_stage_3 = layout.zero_stage == 3
         self._checkpoint = checkpoint
         self._jobs = options.jobs
