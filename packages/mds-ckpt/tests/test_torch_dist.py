@@ -336,3 +336,101 @@ def test_a_record_of_another_shape_is_refused_when_it_is_read(tmp_path: Path) ->
         RejectedError, match=r"is F32 \[20, 8\] where .metadata says F32 \[10, 16\]"
     ):
         tensor.numpy()
+
+
+def experts(*, halves: bool) -> dict[str, Any]:
+    """A model of 2 layers with 3 experts, stacked or, with ``halves``, each tensor by itself."""
+    random = np.random.default_rng(4)
+    dense = {name: array for name, array in gpt(layers=2).items() if ".mlp." not in name}
+    moe = {
+        "mlp.router.weight": random.standard_normal((2, 3, 8)).astype("f4"),
+        "pre_mlp_layernorm.weight": random.standard_normal((2, 8)).astype("f4"),
+        "mlp.experts.experts.linear_fc1.weight": random.standard_normal((2, 3, 24, 8)).astype("f4"),
+        "mlp.experts.experts.linear_fc2.weight": random.standard_normal((2, 3, 8, 12)).astype("f4"),
+    }
+    stacked = dense | {f"decoder.layers.{name}": array for name, array in moe.items()}
+    return _singles(stacked) if halves else stacked
+
+
+def _singles(stacked: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, array in stacked.items():
+        rest = name.removeprefix("decoder.layers.")
+        if rest == name:
+            found[name] = array
+            continue
+        for layer, part in enumerate(array):
+            if "experts.experts" not in rest:
+                found[f"decoder.layers.{layer}.{rest}"] = part
+                continue
+            for number, expert in enumerate(part):
+                key = rest.replace("experts.experts.", f"experts.experts.{number}.")
+                place = f"decoder.layers.{layer}.{key}"
+                if "fc1" in key:
+                    found[f"{place}_w"], found[f"{place}_v"] = np.split(expert, 2)
+                else:
+                    found[place] = expert
+    return found
+
+
+@pytest.mark.parametrize("halves", [False, True])
+def test_experts_are_read_stacked_or_each_by_itself(tmp_path: Path, halves: bool) -> None:
+    sample = Sample(tmp_path / "c")
+    for name, array in experts(halves=halves).items():
+        sample.tensor(name, array, pieces=2 if array.ndim > 1 else 1)
+    facts = ReadOptions(
+        model={
+            "num_attention_heads": 4,
+            "activation": "swiglu",
+            "position_embedding": "rope",
+            "rope_theta": 10000.0,
+            "max_position_embeddings": 32,
+            "moe_topk": 2,
+        }
+    )
+
+    found = open_checkpoint(sample.write(), options=facts)
+
+    stacked = experts(halves=False)
+    for layer in range(2):
+        for number in range(3):
+            for linear in ("linear_fc1", "linear_fc2"):
+                name = f"decoder.layers.{layer}.mlp.experts.local_experts.{number}.{linear}.weight"
+                key = f"decoder.layers.mlp.experts.experts.{linear}.weight"
+                wanted = stacked[key][layer, number]
+                np.testing.assert_array_equal(found.tensor(name).numpy(), wanted)
+                part = found.tensor(name).read(((3, 7), (1, 5)))
+                np.testing.assert_array_equal(part, wanted[3:7, 1:5])
+    assert len(found.tensors) == 3 + 2 * (3 + 2 + 2 * 3)
+    assert (found.config["num_experts"], found.config["moe_topk"]) == (3, 2)
+    assert found.config["moe_ffn_hidden_size"] == 12
+
+
+def test_one_half_of_a_gated_mlp_is_not_enough(tmp_path: Path) -> None:
+    sample = Sample(tmp_path / "c")
+    for name, array in experts(halves=True).items():
+        if not name.startswith("decoder.layers.1.mlp.experts.experts.2.linear_fc1.weight_v"):
+            sample.tensor(name, array)
+
+    with pytest.raises(RejectedError, match=r"local_experts\.2\.linear_fc1.*one half of it"):
+        open_checkpoint(sample.write())
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("use_rope_scaling", True), ("rotary_interleaved", True)]
+)
+def test_a_setting_that_changes_the_model_is_not_passed_over(
+    tmp_path: Path, setting: str, value: object
+) -> None:
+    """The tensors would convert, and compute something else."""
+    sample = Sample(tmp_path / "c")
+    for name, array in gpt().items():
+        sample.tensor(name, array)
+    args = {"num_attention_heads": 4, "swiglu": True, "max_position_embeddings": 32}
+    args |= {"position_embedding_type": "rope", "norm_epsilon": 1e-6, setting: value}
+    sample.stored_object("common_state/shard_0_1", {"args": args})
+    folder = sample.write()
+
+    assert open_checkpoint(folder).config["norm_epsilon"] == 1e-6  # looking at it is no harm
+    with pytest.raises(RejectedError, match=f"'{setting}' is True"):
+        convert(folder, tmp_path / "out", to="hf")

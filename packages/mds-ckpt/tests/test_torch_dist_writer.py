@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,14 +113,51 @@ def test_a_release_has_its_own_folder(tmp_path: Path) -> None:
     assert {tensor.dtype for tensor in found.tensors.values()} == {"F32"}
 
 
-def test_what_megatron_core_has_no_settled_form_for_is_refused(tmp_path: Path) -> None:
-    refused = {
-        "moe_nopipe_dp2ep2_z1_bf16": "it has experts",
-        "bert_tp1_legacy_fp32": "it is a model of family bert",
-    }
-    for name, reason in refused.items():
-        with pytest.raises(UnsupportedError, match=reason):
-            convert(fixture(name) / "ckpt", tmp_path / "out", to="mcore")
+@pytest.mark.parametrize("name", ["moe_nopipe_dp2ep2_z1_bf16", "bert_tp1_legacy_fp32"])
+def test_experts_in_some_layers_and_berts_come_back_bitwise(tmp_path: Path, name: str) -> None:
+    source = open_checkpoint(fixture(name) / "ckpt")
+
+    convert(source.path, tmp_path / "out", to="mcore")
+
+    found = open_checkpoint(tmp_path / "out")
+    assert found.tensors.keys() == source.tensors.keys()
+    for key, tensor in source.tensors.items():
+        assert found.tensor(key).numpy().tobytes() == tensor.numpy().tobytes(), key
+    assert found.model.family == source.model.family
+    for field, value in source.config.items():
+        # How choices are balanced in training is DeepSpeed's own.
+        if field not in ("moe_balance_scope", "moe_balance_choices", "moe_min_capacity"):
+            assert found.config[field] == value, field
+    assert list(verify(tmp_path / "out").problems) == []
+
+
+def test_experts_in_all_layers_are_stacked_behind_the_layer(tmp_path: Path) -> None:
+    record = model("mixtral")
+    weights = arrays(record)
+    save(tmp_path / "in", record, weights)
+
+    convert(tmp_path / "in", tmp_path / "out", to="mcore")
+
+    found = open_checkpoint(tmp_path / "out")
+    table = read_metadata(found.path)
+    shapes = {name: tensor.shape for name, tensor in table.tensors.items()}
+    assert shapes["decoder.layers.mlp.experts.experts.linear_fc1.weight"] == (2, 3, 48, 16)
+    assert shapes["decoder.layers.mlp.experts.experts.linear_fc2.weight"] == (2, 3, 16, 24)
+    assert shapes["decoder.layers.mlp.router.weight"] == (2, 3, 16)
+    assert shapes["decoder.layers.pre_mlp_layernorm.weight"] == (2, 16)
+    extra = "decoder.layers.mlp.experts.experts.linear_fc1._extra_state/shard_1.2_2.3"
+    assert extra in table.objects
+    for name, array in weights.items():
+        np.testing.assert_array_equal(found.tensor(name).numpy(), array, err_msg=name)
+    for field, value in record.config.items():
+        assert found.config[field] == value, field
+
+
+def test_what_megatron_core_has_no_form_for_is_refused(tmp_path: Path) -> None:
+    record = model("mixtral", layer_experts=[2, 3], num_experts=None)
+    save(tmp_path / "grown", record, _with_experts([2, 3]))
+    with pytest.raises(UnsupportedError, match="different numbers of experts"):
+        convert(tmp_path / "grown", tmp_path / "out", to="mcore")
     record = model("llama", rope_scaling_type="linear", rope_scaling_factor=2.0)
     save(tmp_path / "scaled", record, arrays(record))
     for target in ("mcore", "megatron", "deepspeed"):
@@ -128,3 +166,16 @@ def test_what_megatron_core_has_no_settled_form_for_is_refused(tmp_path: Path) -
     with pytest.raises(UsageError, match="torch_dist holds whole tensors; leave --tp away"):
         convert(fixture("gpt_tp2pp2dp2_z1_bf16") / "ckpt", tmp_path / "out", to="mcore", tp=2)
     assert not (tmp_path / "out").exists()
+
+
+def _with_experts(counts: list[int]) -> dict[str, Any]:
+    """Random weights of a model whose layers have these numbers of experts."""
+    most = model("mixtral", num_experts=max(counts))
+    found = arrays(most)
+    for layer, count in enumerate(counts):
+        place = f"decoder.layers.{layer}.mlp"
+        found[f"{place}.router.weight"] = found[f"{place}.router.weight"][:count]
+        for number in range(count, max(counts)):
+            for linear in ("linear_fc1", "linear_fc2"):
+                del found[f"{place}.experts.local_experts.{number}.{linear}.weight"]
+    return found

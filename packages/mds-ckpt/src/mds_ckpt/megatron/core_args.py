@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.errors import UnsupportedError
@@ -20,8 +21,14 @@ def check_core(checkpoint: Checkpoint) -> None:
     config, family = checkpoint.config, checkpoint.model.family
     has_experts = any(".mlp.experts." in name for name in checkpoint.tensors)
     faults = {
-        f"it is a model of family {family}": family != "gpt",
-        "it has experts, whose form differs between versions of Megatron-core": has_experts,
+        f"it is a model of family {family}": family not in ("gpt", "bert"),
+        "its experts are mixed with an MLP by a learned share": bool(config.get("moe_residual")),
+        "its layers have different numbers of experts": len(
+            {count for count in config.get("layer_experts") or () if count}
+        )
+        > 1,
+        "its experts have places for a part of the tokens only": has_experts
+        and config.get("moe_capacity_factor") is not None,
         "its configuration does not say how many attention heads it has": not config.get(
             "num_attention_heads"
         ),
@@ -60,6 +67,7 @@ def core_args(checkpoint: Checkpoint, *, dtype: str, words: int, padded_rows: in
     positions = config.get("max_position_embeddings")
     has_bias = bool(config.get("add_bias", True))
     own = plain_args(source_args(checkpoint))
+    is_bert = checkpoint.model.family == "bert"
     model = {
         "num_layers": config["num_layers"],
         "encoder_num_layers": config["num_layers"],
@@ -92,7 +100,8 @@ def core_args(checkpoint: Checkpoint, *, dtype: str, words: int, padded_rows: in
         "init_method_std": config.get("init_std", 0.02),
         "padded_vocab_size": padded_rows,
         "vocab_size": words,
-        "num_experts": None,
+        **_experts(config),
+        **({"bert_binary_head": bool(config.get("binary_head"))} if is_bert else {}),
     }
     run = {
         "iteration": progress.iteration,
@@ -108,3 +117,27 @@ def core_args(checkpoint: Checkpoint, *, dtype: str, words: int, padded_rows: in
         "ckpt_format": "torch_dist",
     }
     return Namespace({**own, **model, **run})
+
+
+def _experts(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of the experts; those of a model without any where there are none."""
+    layers = config.get("layer_experts") or ()
+    count = max(layers) if layers else config.get("num_experts")
+    if not count:
+        return {"num_experts": None}
+    interval = config.get("expert_interval", 1)
+    numbers = range(config["num_layers"])
+    has_experts = [bool(n) for n in layers] or [not (n + 1) % interval for n in numbers]
+    wish, topk = config.get("moe_normalize_gates"), config.get("moe_topk", 1)
+    return {
+        "num_experts": count,
+        "moe_layer_freq": 1 if all(has_experts) else [int(has) for has in has_experts],
+        "moe_router_topk": topk,
+        "moe_router_pre_softmax": not (topk > 1 if wish is None else wish),
+        "moe_ffn_hidden_size": config.get("moe_ffn_hidden_size")
+        or config.get("ffn_hidden_size")
+        or 4 * config["hidden_size"],
+        "moe_shared_expert_intermediate_size": config.get("moe_shared_hidden_size"),
+        "moe_aux_loss_coeff": config.get("moe_loss_coeff", 0.01),
+        "moe_expert_capacity_factor": None,
+    }

@@ -1,28 +1,24 @@
-"""A GPT's weights as Megatron-core's ``torch_dist`` checkpoint, which torch's own DCP reads too.
+"""Weights as Megatron-core's ``torch_dist`` checkpoint, which torch's own DCP reads too.
 
-Layers are stacked: one tensor for all of them, the layer is its first dimension, and every layer is
-a chunk of it. Data files are torch files one behind the other, with ``.metadata`` to say what is
-where; it is written last but for the digests.
+Data files are torch files one behind the other, with ``.metadata`` to say what is where; it is
+written last but for the digests. What is stored under which name, ``core_tensors`` says.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
-from mds_ckpt.checkpoint import Checkpoint, LazyTensor
-from mds_ckpt.errors import UnsupportedError
+from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.files.file_operations import FileOperations, write_file
 from mds_ckpt.megatron.core_args import check_core, core_args
-from mds_ckpt.megatron.reshard import Shard
+from mds_ckpt.megatron.core_tensors import CoreTensors, StoredTensor
 from mds_ckpt.megatron.target_args import Progress
 from mds_ckpt.megatron.target_layout import (
-    LocalTensor,
     TargetLayout,
     padded_vocabulary,
     true_vocabulary,
@@ -30,7 +26,7 @@ from mds_ckpt.megatron.target_layout import (
 from mds_ckpt.megatron.target_ranks import merged_losses
 from mds_ckpt.pickles.records import EnumRecord, Global, Opaque, TorchDtype
 from mds_ckpt.pickles.torch_writer import ordered, pickled, size, write_torch
-from mds_ckpt.plan import Loss, Options, Plan, target_dtype
+from mds_ckpt.plan import Loss, Options, Plan
 
 __all__ = ["plan"]
 
@@ -43,18 +39,7 @@ _MARKER: Mapping[str, Any] = {
     "common_backend_version": 1,
 }
 _DCP = "torch.distributed.checkpoint.metadata"
-_STACK = "decoder.layers."
-_FUSED: Mapping[str, str] = MappingProxyType(
-    {
-        "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
-        "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
-    }
-)
-"""Where Transformer Engine keeps the norms, under whose names they are stored."""
-_LINEARS = ("self_attention.linear_qkv", "self_attention.linear_proj")
-_EXTRA = (*_LINEARS, "self_attention.core_attention", "mlp.linear_fc1", "mlp.linear_fc2")
-"""Modules whose empty extra state Megatron-core asks for when it loads."""
-_WORDS = ("embedding.word_embeddings.weight", "output_layer.weight")
+_WORDS = "embedding.word_embeddings.weight"
 _TORCH_NAMES: Mapping[str, str] = MappingProxyType(
     {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 )
@@ -64,36 +49,13 @@ def plan(checkpoint: Checkpoint, options: Options) -> Plan:
     """What writing ``checkpoint`` for Megatron-core takes. Reads no tensor data.
 
     Args:
-        checkpoint: Any opened checkpoint of a GPT.
+        checkpoint: Any opened checkpoint of a GPT or BERT.
         options: Type, vocabulary and its padding.
 
     Raises:
         UnsupportedError: Megatron-core's form is not known for the model.
     """
     return _Writer(checkpoint, options).plan()
-
-
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """A tensor of the target: its name, and what each chunk along the first dimension holds."""
-
-    name: str
-    chunks: tuple[LocalTensor, ...]
-    is_stacked: bool
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The whole shape."""
-        first = self.chunks[0].shape
-        return (len(self.chunks), *first[1:]) if self.is_stacked else first
-
-
-class _Layer(LocalTensor):
-    """One layer's tensor, with the layer as its first dimension."""
-
-    def __init__(self, tensor: LazyTensor, dtype: str, losses: list[Loss]) -> None:
-        super().__init__(tensor, Shard(tensor.shape, tensor.shape, None), dtype, losses)
-        self.shape = (1, *tensor.shape)
 
 
 class _Writer:
@@ -108,7 +70,14 @@ class _Writer:
         self._progress = Progress(checkpoint)
 
     def plan(self) -> Plan:
-        tensors = list(self._tensors())
+        stored = CoreTensors(
+            self._checkpoint,
+            dtype=self._options.dtype,
+            words=self._words,
+            rows=self._rows,
+            losses=self._losses,
+        )
+        tensors = list(stored.tensors())
         states = self._checkpoint.states
         reason = "only weights are written"
         return Plan(
@@ -116,7 +85,9 @@ class _Writer:
             dropped={(s, n): reason for s in states if s != "weight" for n in states[s]},
             num_targets=len(tensors),
             nbytes=sum(chunk.nbytes for t in tensors for chunk in t.chunks) + (len(tensors) << 13),
-            write=lambda folder, operations: self._write(folder, tensors, operations),
+            write=lambda folder, operations: self._write(
+                folder, tensors, stored.objects(), operations
+            ),
             notes=self._notes(),
         )
 
@@ -126,49 +97,12 @@ class _Writer:
             notes.append(f"{self._words} words are padded to {self._rows} rows with zeros")
         return notes
 
-    # What is stored
-
-    def _tensors(self) -> Iterator[_Stored]:
-        stacks: dict[str, dict[int, LazyTensor]] = {}
-        for name, tensor in self._checkpoint.tensors.items():
-            if name.startswith(_STACK):
-                number, rest = name.removeprefix(_STACK).split(".", 1)
-                stacks.setdefault(rest, {})[int(number)] = tensor
-            else:
-                yield _Stored(name, (self._outside(name, tensor),), is_stacked=False)
-        for rest, layers in stacks.items():
-            yield self._stack(rest, layers)
-
-    def _outside(self, name: str, tensor: LazyTensor) -> LocalTensor:
-        dtype, shape = target_dtype(tensor.dtype, self._options.dtype), tensor.shape
-        if name not in _WORDS:
-            return LocalTensor(tensor, Shard(shape, shape, None), dtype, self._losses)
-        local = (self._rows, *shape[1:])
-        return LocalTensor(tensor, Shard(shape, local, 0, ((0, self._words),)), dtype, self._losses)
-
-    def _stack(self, rest: str, layers: Mapping[int, LazyTensor]) -> _Stored:
-        kinds = {(tensor.shape, tensor.dtype) for tensor in layers.values()}
-        if len(layers) != self._checkpoint.config["num_layers"] or len(kinds) != 1:
-            raise UnsupportedError(
-                self._checkpoint.path,
-                "its layers are not alike, so they can't be stacked",
-                remedy="convert it to mds",
-                tensor=f"{_STACK}N.{rest}",
-            )
-        stored = rest
-        for norm, fused in _FUSED.items():
-            if rest.startswith(norm):
-                stored = fused + rest.removeprefix(norm)
-        chunks = tuple(
-            _Layer(layers[n], target_dtype(layers[n].dtype, self._options.dtype), self._losses)
-            for n in sorted(layers)
-        )
-        return _Stored(f"{_STACK}{stored}", chunks, is_stacked=True)
-
-    # Writing
-
     def _write(
-        self, folder: Path, tensors: Sequence[_Stored], operations: FileOperations
+        self,
+        folder: Path,
+        tensors: Sequence[StoredTensor],
+        objects: Sequence[str],
+        operations: FileOperations,
     ) -> Sequence[Loss]:
         self._losses.clear()
         is_release, iteration = self._options.is_release, self._progress.iteration
@@ -176,12 +110,8 @@ class _Writer:
         operations.make_folder(step)
         data = _DataFiles(step, operations)
         for tensor in tensors:
-            for number, chunk in enumerate(tensor.chunks):
-                offset = (number if tensor.is_stacked else 0, *[0] * (len(tensor.shape) - 1))
+            for offset, chunk in tensor.placed():
                 data.add(tensor.name, size(offset), chunk)
-        layers = self._checkpoint.config["num_layers"]
-        shards = [f"shard_{number}_{layers}" for number in range(layers)]
-        objects = [f"{_STACK}{module}._extra_state/{s}" for module in _EXTRA for s in shards]
         for name in objects:
             data.add(name, None, [None])
         digests = data.close()
@@ -212,8 +142,8 @@ class _Writer:
         }
 
 
-def _dtype_of(tensors: Sequence[_Stored]) -> str:
-    return next(tensor.chunks[0].name for tensor in tensors if tensor.name == _WORDS[0])
+def _dtype_of(tensors: Sequence[StoredTensor]) -> str:
+    return next(tensor.chunks[0].name for tensor in tensors if tensor.name == _WORDS)
 
 
 class _Buffer:
@@ -285,7 +215,7 @@ class _DataFiles:
 
 
 def _metadata(
-    tensors: Sequence[_Stored], objects: Sequence[str], places: Sequence[tuple[Opaque, Opaque]]
+    tensors: Sequence[StoredTensor], objects: Sequence[str], places: Sequence[tuple[Opaque, Opaque]]
 ) -> Opaque:
     """Torch's ``Metadata``, as its own classes pickle themselves."""
     described: dict[str, Any] = {tensor.name: _described(tensor) for tensor in tensors}
@@ -302,7 +232,7 @@ def _metadata(
     return Opaque(Global(_DCP, "Metadata"), state=state)
 
 
-def _described(tensor: _Stored) -> Opaque:
+def _described(tensor: StoredTensor) -> Opaque:
     layout = Opaque(Global("torch.serialization", "_get_layout"), ("torch.strided",))
     memory = EnumRecord(Global(_DCP, "_MEM_FORMAT_ENCODING"), 0)
     dtype = TorchDtype(_TORCH_NAMES[tensor.chunks[0].name])
@@ -310,8 +240,7 @@ def _described(tensor: _Stored) -> Opaque:
         Global(_DCP, "TensorProperties"), state=(dtype, layout, False, memory, False)
     )
     chunks = []
-    for number, chunk in enumerate(tensor.chunks):
-        offset = (number if tensor.is_stacked else 0, *[0] * (len(tensor.shape) - 1))
+    for offset, chunk in tensor.placed():
         place = {"offsets": size(offset), "sizes": size(chunk.shape)}
         chunks.append(Opaque(Global(_DCP, "ChunkStorageMetadata"), state=place))
     state = {"properties": properties, "size": size(tensor.shape), "chunks": chunks}

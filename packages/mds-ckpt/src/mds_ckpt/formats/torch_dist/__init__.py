@@ -164,5 +164,6 @@ FORMAT = Format(
         "max_position_embeddings",
         "norm_epsilon",
         "init_std",
+        "moe_topk",
     ),
 )

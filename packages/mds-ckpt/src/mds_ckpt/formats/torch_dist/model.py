@@ -14,7 +14,8 @@ from typing import Any
 
 from mds_ckpt.checkpoint import LazyTensor
 from mds_ckpt.errors import RejectedError, UsageError
-from mds_ckpt.megatron.legacy_args import model_config
+from mds_ckpt.formats.torch_dist.arguments import refuse_unknown_settings, stored_config
+from mds_ckpt.formats.torch_dist.experts import measured_experts, stored_router
 
 __all__ = ["describe"]
 
@@ -24,22 +25,23 @@ _WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "position_embedding": ("learned", "rope", "none"),
     }
 )
-_FIRST = "decoder.layers.0."
 _POSITIONS = "embedding.position_embeddings.weight"
 
 
 def describe(
     weights: Mapping[str, LazyTensor],
     *,
+    family: str,
     args: Mapping[str, Any],
     said: Mapping[str, Any],
     path: Path,
     is_needed: bool,
 ) -> tuple[dict[str, Any], list[str]]:
-    """The configuration of a GPT, and sentences about what was assumed or is unknown.
+    """The configuration of a GPT or BERT, and sentences about what was assumed or is unknown.
 
     Args:
         weights: The weights by canonical name.
+        family: ``gpt`` or ``bert``.
         args: Stored arguments of the training script; may be empty.
         said: What the user says, by the configuration's field names.
         path: The checkpoint, for messages.
@@ -50,18 +52,28 @@ def describe(
         UsageError: What was said makes no sense.
     """
     words = weights["embedding.word_embeddings.weight"].shape
-    facts = model_config(args, vocab_size=words[0]) if args else {}
-    facts |= _measured(weights, path) | _checked(said)
+    stack = "encoder" if family == "bert" else "decoder"
+    if is_needed:
+        refuse_unknown_settings(args, path)
+    facts = stored_config(args, vocab_size=words[0])
+    facts |= _measured(weights, stack, path)
+    experts = measured_experts(weights)
+    if experts:
+        facts |= experts | stored_router(args)
+    facts |= _bert(weights) if family == "bert" else {}
+    facts |= _checked(said)
     notes = []
     if "norm_epsilon" not in facts:
         facts["norm_epsilon"] = 1e-5
         notes.append("norm_epsilon is not stored; 1e-5, Megatron's default, is taken")
     heads = facts.get("num_attention_heads")
     if heads is not None:
-        facts |= _heads(weights, heads, words[1], path)
+        facts |= _heads(weights, heads, words[1], f"{stack}.layers.0.", path)
     needed = ["num_attention_heads", "activation", "position_embedding", "max_position_embeddings"]
     if facts.get("position_embedding") == "rope":
         needed.append("rope_theta")
+    if experts:
+        needed.append("moe_topk")
     missing = [name for name in needed if facts.get(name) is None]
     if missing:
         reason = f"neither its tensors nor stored arguments say {', '.join(missing)}"
@@ -78,7 +90,7 @@ def _checked(said: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in said.items():
         if name in _WORDS:
             is_right = value in _WORDS[name]
-        elif name in ("num_attention_heads", "max_position_embeddings"):
+        elif name in ("num_attention_heads", "max_position_embeddings", "moe_topk"):
             is_right = type(value) is int and 1 <= value < 1 << 31
         else:
             is_right = type(value) in (int, float) and 0 < value < math.inf
@@ -99,25 +111,38 @@ def _matrix(weights: Mapping[str, LazyTensor], name: str, path: Path) -> tuple[i
     return shape[0], shape[1]
 
 
-def _measured(weights: Mapping[str, LazyTensor], path: Path) -> dict[str, Any]:
+def _bert(weights: Mapping[str, LazyTensor]) -> dict[str, Any]:
+    """Which parts a BERT has around its layers."""
+    types = weights.get("embedding.tokentype_embeddings.weight")
+    return {
+        "num_token_types": 0 if types is None or not types.shape else types.shape[0],
+        "word_head": "output_layer.bias" in weights,
+        "pooler": "pooler.dense.weight" in weights,
+        "binary_head": "binary_head.weight" in weights,
+    }
+
+
+def _measured(weights: Mapping[str, LazyTensor], stack: str, path: Path) -> dict[str, Any]:
     """What the tensors say."""
     words = weights["embedding.word_embeddings.weight"].shape
-    layers = {name.split(".")[2] for name in weights if name.startswith("decoder.layers.")}
+    layers = {name.split(".")[2] for name in weights if name.startswith(f"{stack}.layers.")}
     is_tied = "output_layer.weight" not in weights
-    has_bias = f"{_FIRST}mlp.linear_fc1.bias" in weights
+    first = f"{stack}.layers.0."
+    has_bias = f"{first}self_attention.linear_proj.bias" in weights
     facts: dict[str, Any] = {
         "num_layers": len(layers),
         "hidden_size": words[1],
         "vocab_size": words[0],
         "tie_embeddings": is_tied,
         "add_bias": has_bias,
-        "normalization": "layernorm" if f"{_FIRST}input_layernorm.bias" in weights else "rmsnorm",
+        "normalization": "layernorm" if f"{first}input_layernorm.bias" in weights else "rmsnorm",
     }
-    if (f"{_FIRST}self_attention.linear_qkv.bias" in weights) != has_bias:
+    if (f"{first}self_attention.linear_qkv.bias" in weights) != has_bias:
         facts["add_qkv_bias"] = not has_bias
-    if f"{_FIRST}self_attention.q_layernorm.weight" in weights:
+    if f"{first}self_attention.q_layernorm.weight" in weights:
         facts["qk_norm"] = True
-    if (out := _matrix(weights, f"{_FIRST}mlp.linear_fc2.weight", path)) is not None:
+    dense = [name for name in weights if name.endswith(".mlp.linear_fc2.weight")]
+    if dense and (out := _matrix(weights, dense[0], path)) is not None:
         facts["ffn_hidden_size"] = out[1]
     if (table := _matrix(weights, _POSITIONS, path)) is not None:
         facts |= {"position_embedding": "learned", "max_position_embeddings": table[0]}
@@ -125,11 +150,11 @@ def _measured(weights: Mapping[str, LazyTensor], path: Path) -> dict[str, Any]:
 
 
 def _heads(
-    weights: Mapping[str, LazyTensor], heads: Any, hidden: int, path: Path
+    weights: Mapping[str, LazyTensor], heads: Any, hidden: int, first: str, path: Path
 ) -> dict[str, Any]:
-    """Key/value heads and head size, as the attention's tensors have them."""
-    rows = _matrix(weights, f"{_FIRST}self_attention.linear_qkv.weight", path)
-    inner = _matrix(weights, f"{_FIRST}self_attention.linear_proj.weight", path)
+    """Key/value heads and head size, as the first layer's attention has them."""
+    rows = _matrix(weights, f"{first}self_attention.linear_qkv.weight", path)
+    inner = _matrix(weights, f"{first}self_attention.linear_proj.weight", path)
     if rows is None or inner is None:
         return {}
     channels, left = divmod(inner[1], heads) if type(heads) is int and heads > 0 else (0, 1)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +15,19 @@ from mds_ckpt.errors import RejectedError
 from mds_ckpt.files.regular_file import RegularFile
 from mds_ckpt.formats.torch_dist.metadata import Metadata, StoredTensor, read_metadata
 from mds_ckpt.formats.torch_dist.model import describe
+from mds_ckpt.formats.torch_dist.naming import key_of
 from mds_ckpt.formats.torch_dist.record import RecordSource, read_object
 from mds_ckpt.manifest import ModelRecord
 from mds_ckpt.megatron.assemble import model_order
 from mds_ckpt.megatron.legacy_args import plain
 from mds_ckpt.megatron.legacy_model import args_of
-from mds_ckpt.megatron.naming import block_name, canonical_name
 from mds_ckpt.pickles.archive import open_torch_file
 from mds_ckpt.read_options import ReadOptions
-from mds_ckpt.tensors.box import extents, size
+from mds_ckpt.tensors.box import Box, extents, size
 
 __all__ = ["Sources", "read_torch_dist"]
 
-MOST_LAYERS = 10_000
-_STACKED = re.compile(r"(encoder|decoder)\.layers\.(?!\d+\.)(.+)")
+MOST_LAYERS, MOST_EXPERTS, MOST_STACKED = 10_000, 100_000, 1 << 20
 _STATE = re.compile(r"optimizer\.state\.(exp_avg|exp_avg_sq|fp32_param|param)\.(.+)")
 _STATES = {
     "exp_avg": "exp_avg",
@@ -34,7 +35,20 @@ _STATES = {
     "fp32_param": "master",
     "param": "master",
 }
-_VOCABULARY = frozenset({"embedding.word_embeddings.weight", "output_layer.weight"})
+_VOCABULARY = frozenset(
+    {"embedding.word_embeddings.weight", "output_layer.weight", "output_layer.bias"}
+)
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """A tensor in the making: its shape, and the pieces that were found of it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    pieces: list[StoredPiece] = field(default_factory=list)
+    halves: list[int | None] = field(default_factory=list)
+    """The halves of a gated MLP that are there; a None for a tensor that is stored whole."""
 
 
 class Sources:
@@ -113,14 +127,13 @@ class _Reader:
     def _states(self) -> dict[str, dict[str, LazyTensor]]:
         """Tensors by state and canonical name; if one is foreign, all by their stored names."""
         sorted_out, dropped = self._sorted()
-        foreign = [key for key, _ in sorted_out.get("weight", ()) if _canonical(key) is None]
+        foreign = [key for key, _ in sorted_out.get("weight", ()) if key_of(key) is None]
         if foreign:
             self._is_foreign = True
             self._notes.append(
                 f"the tensors keep their stored names, because '{foreign[0]}' is not Megatron's"
             )
-            tensors = self._metadata.tensors.items()
-            return {"weight": {name: self._whole(name, tensor) for name, tensor in tensors}}
+            return {"weight": {name: self._as_stored(name) for name in self._metadata.tensors}}
         if dropped:
             self._notes.append(
                 f"{len(dropped)} optimizer tensors such as '{dropped[0]}' are flat buckets of "
@@ -129,13 +142,26 @@ class _Reader:
         return {state: self._by_name(tensors) for state, tensors in sorted_out.items()}
 
     def _by_name(self, tensors: Sequence[tuple[str, StoredTensor]]) -> dict[str, LazyTensor]:
-        found: dict[str, LazyTensor] = {}
+        found: dict[str, _Gathered] = {}
         for key, stored in tensors:
-            for tensor in self._named(key, stored):
-                if tensor.name in found:
-                    raise self._refused("it is stored twice", tensor.name)
-                found[tensor.name] = tensor
-        return {name: found[name] for name in sorted(found, key=model_order)}
+            for name, half, gathered in self._parts(key, stored):
+                known = found.setdefault(name, _Gathered(gathered.shape, gathered.dtype))
+                kind = (known.shape, known.dtype)
+                if half in known.halves or (known.halves and None in (half, *known.halves)):
+                    raise self._refused("it is stored twice", name)
+                if kind != (gathered.shape, gathered.dtype):
+                    raise self._refused("its halves differ in shape or type", name)
+                known.halves.append(half)
+                known.pieces.extend(gathered.pieces)
+        lone = [name for name, gathered in found.items() if gathered.halves in ([0], [1])]
+        if lone:
+            raise self._refused("one half of it is missing", lone[0])
+        return {
+            name: PiecedTensor(
+                name, found[name].shape, found[name].dtype, pieces=found[name].pieces
+            )
+            for name in sorted(found, key=model_order)
+        }
 
     def _refused(self, reason: str, name: str) -> RejectedError:
         remedy = "copy the checkpoint again from its source"
@@ -155,58 +181,82 @@ class _Reader:
             found.setdefault(state, []).append((key.removeprefix("model."), tensor))
         return found, dropped
 
-    def _named(self, name: str, stored: StoredTensor) -> list[LazyTensor]:
-        canonical = _canonical(name)
-        if canonical is None:
-            raise self._refused("its optimizer state belongs to no parameter", name)
-        if _STACKED.fullmatch(name) is None:
-            return [self._whole(canonical, stored)]
-        count = stored.shape[0] if stored.shape else 0
-        if not 1 <= count <= MOST_LAYERS:
-            raise self._refused(f"its first dimension is no number of layers: {count}", name)
-        stack, _, rest = canonical.partition(".layers.0.")
-        names = [f"{stack}.layers.{layer}.{rest}" for layer in range(count)]
-        return self._layers(names, stored)
+    def _parts(
+        self, stored_name: str, stored: StoredTensor
+    ) -> Iterator[tuple[str, int | None, _Gathered]]:
+        """What a stored tensor holds of canonical ones: name, half of a gated MLP, and pieces."""
+        key = key_of(stored_name)
+        if key is None:
+            raise self._refused("its optimizer state belongs to no parameter", stored_name)
+        if key.name in _VOCABULARY:
+            yield key.name, None, self._vocabulary(stored_name, stored)
+            return
+        counts = {"layer": (key.has_layers, MOST_LAYERS), "expert": (key.has_experts, MOST_EXPERTS)}
+        axes = [word for word, (is_counted, _) in counts.items() if is_counted]
+        if len(stored.shape) < len(axes) + (key.half is not None):
+            raise self._refused(f"its shape is {list(stored.shape)}", stored_name)
+        for word, extent in zip(axes, stored.shape, strict=False):
+            if not 1 <= extent <= counts[word][1]:
+                reason = f"a dimension of it is no number of {word}s: {extent}"
+                raise self._refused(reason, stored_name)
+        if math.prod(stored.shape[: len(axes)]) > MOST_STACKED:
+            raise self._refused("it is said to hold more than a million tensors", stored_name)
+        for place, gathered in self._unstacked(stored, len(axes), key.half).items():
+            numbers = dict(zip(axes, place, strict=True))
+            yield key.name.format(**numbers), key.half, gathered
 
-    def _whole(self, name: str, stored: StoredTensor) -> LazyTensor:
+    def _as_stored(self, name: str) -> LazyTensor:
+        stored = self._metadata.tensors[name]
+        pieces = [
+            StoredPiece(chunk.box, None, source)
+            for chunk, source in zip(stored.chunks, self._sources.of(stored), strict=True)
+        ]
+        return PiecedTensor(name, stored.shape, stored.dtype, pieces=pieces)
+
+    def _vocabulary(self, name: str, stored: StoredTensor) -> _Gathered:
+        """A tensor with a row for each word, without padding rows where the words are known."""
         shape, rows = stored.shape, self._words
-        pieces = []
-        is_cut = name in _VOCABULARY and rows is not None and bool(shape)
-        if is_cut and rows is not None:
-            if not 1 <= rows <= shape[0]:
-                raise self._refused(f"it has {shape[0]} rows, and --vocab-size says {rows}", name)
+        if rows is not None and shape and not 1 <= rows <= shape[0]:
+            raise self._refused(f"it has {shape[0]} rows, and --vocab-size says {rows}", name)
+        if rows is not None and shape:
             shape = (rows, *shape[1:])
+        gathered = _Gathered(shape, stored.dtype)
         for chunk, source in zip(stored.chunks, self._sources.of(stored), strict=True):
             box = chunk.box
-            if is_cut:
+            if shape != stored.shape:
                 box = ((box[0][0], min(box[0][1], shape[0])), *box[1:])
                 if box[0][0] >= box[0][1]:
                     continue
-            pieces.append(StoredPiece(box, None, source))
-        return PiecedTensor(name, shape, stored.dtype, pieces=pieces)
+            gathered.pieces.append(StoredPiece(box, None, source))
+        return gathered
 
-    def _layers(self, names: Sequence[str], stored: StoredTensor) -> list[LazyTensor]:
-        """One tensor for each layer out of one whose first dimension is the layer."""
-        pieces: list[list[StoredPiece]] = [[] for _ in names]
+    def _unstacked(
+        self, stored: StoredTensor, axes: int, half: int | None
+    ) -> dict[tuple[int, ...], _Gathered]:
+        """The tensors that lie one behind the other along the first ``axes`` dimensions."""
+        shape = stored.shape[axes:]
+        first = shape[0] * half if half is not None else 0
+        whole = shape if half is None else (2 * shape[0], *shape[1:])
+        counts = (range(extent) for extent in stored.shape[:axes])
+        found = {place: _Gathered(whole, stored.dtype) for place in itertools.product(*counts)}
         for chunk, source in zip(stored.chunks, self._sources.of(stored), strict=True):
-            box = chunk.box[1:]
-            for number, layer in enumerate(range(*chunk.box[0])):
-                part = replace(source, offset=number * size(box))
-                pieces[layer].append(StoredPiece(box, None, part))
-        return [
-            PiecedTensor(name, stored.shape[1:], stored.dtype, pieces=mine)
-            for name, mine in zip(names, pieces, strict=True)
-        ]
+            inner = chunk.box[axes:]
+            box = _moved(inner, first)
+            held = itertools.product(*(range(*span) for span in chunk.box[:axes]))
+            for number, place in enumerate(held):
+                part = replace(source, offset=number * size(inner))
+                found[place].pieces.append(StoredPiece(box, None, part))
+        return found
 
     def _model(self, weights: Mapping[str, LazyTensor]) -> ModelRecord:
         words = weights.get("embedding.word_embeddings.weight")
-        is_gpt = words is not None and len(words.shape) == 2 and not self._is_foreign
-        is_gpt = is_gpt and any(name.startswith("decoder.layers.0.") for name in weights)
+        family = self._family(weights)
         config: Mapping[str, Any] = {}
-        if is_gpt:
+        if family in ("gpt", "bert"):
             self._check_layers(weights)
             config, notes = describe(
                 weights,
+                family=family,
                 args=self._args,
                 said=self._options.model,
                 path=self._folder,
@@ -214,14 +264,11 @@ class _Reader:
             )
             self._notes.extend(notes)
         rows = words.shape[0] if words is not None and words.shape else 0
-        if is_gpt and self._words is None:
+        if family != "unknown" and self._words is None:
             self._notes.append(
                 f"the true vocabulary is not stored: all {rows} rows are kept; give --vocab-size "
                 f"to leave padding rows out"
             )
-        family = "gpt" if is_gpt else "unknown"
-        if not self._is_foreign and any(name.startswith("encoder.layers.0.") for name in weights):
-            family = "t5" if is_gpt else "bert"
         return ModelRecord(
             family=family,
             config=config,
@@ -229,22 +276,31 @@ class _Reader:
             tied_embeddings="output_layer.weight" not in weights,
         )
 
+    def _family(self, weights: Mapping[str, LazyTensor]) -> str:
+        words = weights.get("embedding.word_embeddings.weight")
+        if self._is_foreign or words is None or len(words.shape) != 2:
+            return "unknown"
+        stacks = {name.partition(".layers.0.")[0] for name in weights if ".layers.0." in name}
+        kinds = {("decoder",): "gpt", ("encoder",): "bert", ("decoder", "encoder"): "t5"}
+        return kinds.get(tuple(sorted(stacks)), "unknown")
+
     def _check_layers(self, weights: Mapping[str, LazyTensor]) -> None:
         """Every layer holds the same parameters; RejectedError names the first that is missing."""
         layers: dict[int, set[str]] = {}
+        stack = "decoder"
         for name in weights:
-            if name.startswith("decoder.layers."):
-                number, rest = name.split(".", 3)[2:]
+            if ".layers." in name:
+                stack, _, number, rest = name.split(".", 3)
                 layers.setdefault(int(number), set()).add(rest)
         everything = set().union(*layers.values())
         count = max(layers) + 1
         if len(layers) < count:
             gap = next(number for number in range(count) if number not in layers)
-            raise self._refused("the layer is missing", f"decoder.layers.{gap}")
+            raise self._refused("the layer is missing", f"{stack}.layers.{gap}")
         for layer, names in layers.items():
             if names != everything and not any("experts" in rest for rest in everything):
                 missing = min(everything - names)
-                raise self._refused("it is missing", f"decoder.layers.{layer}.{missing}")
+                raise self._refused("it is missing", f"{stack}.layers.{layer}.{missing}")
 
     def _counters(self) -> dict[str, int]:
         found = {
@@ -259,14 +315,9 @@ class _Reader:
         return {k: v for k, v in found.items() if type(v) is int and 1 <= v <= 1 << 20}
 
 
-def _canonical(name: str) -> str | None:
-    """The canonical name of a stored one, that of layer 0 for a stacked one; None if unknown."""
-    if (stacked := _STACKED.fullmatch(name)) is not None:
-        inner = block_name(stacked[2])
-        return None if inner is None else f"{stacked[1]}.layers.0.{inner.name}"
-    stack = "encoder" if name.startswith("encoder.") else "decoder"
-    named = canonical_name(name, stack=stack)
-    return None if named is None else named.name
+def _moved(box: Box, rows: int) -> Box:
+    """``box`` that many rows further down."""
+    return ((box[0][0] + rows, box[0][1] + rows), *box[1:]) if rows else box
 
 
 def _common_state(folder: Path, metadata: Metadata) -> Mapping[str, Any]:
