@@ -7,6 +7,7 @@ the same part of the orthogonalised matrix, so that every layout takes the steps
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -105,7 +106,7 @@ class Muon(torch.optim.AdamW):
 
 def step_scale(shape: Sequence[int]) -> float:
     """What makes a step of an orthogonal matrix as large as one of AdamW."""
-    return 0.2 * max(shape) ** 0.5
+    return 0.2 * math.sqrt(max(shape))
 
 
 def orthogonalized(matrix: Tensor, *, dtype: torch.dtype) -> Tensor:
