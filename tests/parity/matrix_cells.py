@@ -7,7 +7,7 @@ from typing import Any
 
 import core_cells
 import pipeline_cells
-from core_cells import CELLS, DROPPING, GPT2, LLAMA_GQA, MIXTRAL, Cell, Trace
+from core_cells import BERT, CELLS, DROPPING, GPT2, LLAMA_GQA, MIXTRAL, T5_SHAPE, Cell, Trace
 from pipeline_cells import PipelineCell
 
 from mds_core.config import Execution
@@ -37,7 +37,7 @@ PIPELINES = {
     "ring2pp2": Layout(ulysses_size=2, pp_size=2),
     "tp2pp2dp2": Layout(tp_size=2, pp_size=2, dp_size=2),
 }
-EIGHT = {("gpt", "modules"), ("moe", "full"), ("llama", "plain")}
+EIGHT = {("gpt", "modules"), ("moe", "full"), ("llama", "plain"), ("t5", "full")}
 """Of a pipeline's models and policies those that eight ranks run."""
 MODELS = [name for name in CELLS if not name.endswith("fp32") and "capacity" not in name]
 
@@ -70,7 +70,13 @@ def pipelines_of(layout: str) -> dict[str, PipelineCell]:
     )
     modules = {"recompute": "modules", "recompute_modules": ("norm", "activation")}
     policies = {"plain": {}, "full": {"recompute": "full"}, "modules": modules}
-    models = {"gpt": replace(GPT2, **DROPPING), "llama": LLAMA_GQA, "moe": MIXTRAL}
+    models = {
+        "gpt": replace(GPT2, num_layers=8, **DROPPING),
+        "llama": replace(LLAMA_GQA, num_layers=8),
+        "moe": replace(MIXTRAL, num_layers=8),
+        "bert": replace(BERT, num_layers=8, **DROPPING),
+        "t5": replace(T5_SHAPE, num_layers=4, decoder_num_layers=5, **DROPPING),
+    }
     for schedule in SCHEDULES:
         for model, config in models.items():
             for policy, options in policies.items():
@@ -78,10 +84,12 @@ def pipelines_of(layout: str) -> dict[str, PipelineCell]:
                     continue
                 if sizes.world_size == 8 and (model, policy) not in EIGHT:
                     continue
-                cell = Cell(
-                    config=replace(config, num_layers=8),
-                    execution=replace(base, **options),
-                )
+                if sizes.ulysses_size > 1 and model in ("bert", "t5"):
+                    continue
+                execution = replace(base, **options)
+                if model == "bert":
+                    execution = replace(execution, sequence_parallel=False)
+                cell = Cell(config=config, execution=execution)
                 found[f"{schedule}/{model}/{policy}"] = PipelineCell(
                     cell=cell,
                     schedule=schedule,

@@ -21,7 +21,7 @@ from matrix_cells import (
     train_layout,
     train_pipelines,
 )
-from pipeline_cells import PipelineCell, big_batch
+from pipeline_cells import PipelineCell, big_batch, mean_loss
 
 from mds_core.config import Execution
 from mds_core.groups import Layout, ProcessGroups
@@ -100,7 +100,7 @@ def one_process(pipeline_cell: PipelineCell) -> Trace:
     batch = big_batch(cell.config, 0)
     count = batch["loss_mask"].sum()
     key = DropoutKey(seed=7, samples=batch.pop("samples"))
-    loss = model(**batch, dropout_key=key).loss_sum / count
+    loss = mean_loss(model(**batch, dropout_key=key), count)
     loss.backward()
     parameters = dict(model.named_parameters())
     gradients = whole(model, {name: p.grad.clone() for name, p in parameters.items()})

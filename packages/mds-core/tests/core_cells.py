@@ -12,9 +12,11 @@ from mds_core import collectives
 from mds_core.bert_config import BertConfig
 from mds_core.config import Execution, GPTConfig
 from mds_core.groups import Layout, ProcessGroups
-from mds_core.models import GPT, T5, Bert
+from mds_core.init import normal
+from mds_core.layers.lora import AdapterConfig
+from mds_core.models import GPT, T5, Bert, add_adapters
 from mds_core.rng import DropoutKey
-from mds_core.sharding import merge
+from mds_core.sharding import cut, merge
 from mds_core.t5_config import T5Config
 
 GPT2 = GPTConfig(
@@ -131,6 +133,8 @@ class Cell:
     """Whether gradients are summed over the ranks that share a sequence."""
     broken: str | None = None
     """Name of a collective whose communication in the backward pass is left out."""
+    adapters: AdapterConfig | None = None
+    """What is trained in place of the model."""
 
 
 DROPPING = {"hidden_dropout": 0.2, "attention_dropout": 0.3}
@@ -173,7 +177,18 @@ CELLS = {
     "moe-shared-whole-experts": Cell(
         config=SHARED, execution=Execution(expert_tensor_parallel=False), steps=1
     ),
+    "moe-drawn-sequence-parallel-full": Cell(
+        config=replace(MIXTRAL, moe_sample_second=True, moe_noise="jitter"),
+        execution=Execution(sequence_parallel=True, recompute="full"),
+        steps=1,
+    ),
+    "moe-rsample": Cell(config=replace(PR_MOE, moe_noise="rsample"), steps=1),
     "moe-capacity": Cell(config=replace(MIXTRAL, moe_capacity_factor=0.8), steps=1),
+    "moe-capacity-lots-sequence-parallel": Cell(
+        config=replace(PR_MOE, moe_capacity_factor=0.6, moe_drop_policy="random"),
+        execution=Execution(sequence_parallel=True),
+        steps=1,
+    ),
     "moe-capacity-whole-experts-sequence-parallel": Cell(
         config=replace(PR_MOE, moe_capacity_factor=0.8, moe_drop_policy="probability"),
         execution=Execution(sequence_parallel=True, expert_tensor_parallel=False),
@@ -199,6 +214,22 @@ CELLS = {
         execution=Execution(recompute="selective"),
         steps=1,
     ),
+    "lora-gpt-dropout": Cell(
+        config=replace(GPT2, **DROPPING), adapters=AdapterConfig(rank=3, alpha=6.0, dropout=0.2)
+    ),
+    "lora-llama-gqa-sequence-parallel-modules": Cell(
+        config=LLAMA_GQA,
+        execution=Execution(
+            sequence_parallel=True, recompute="modules", recompute_modules=("norm", "activation")
+        ),
+        adapters=AdapterConfig(rank=2, alpha=5.0, dropout=0.1),
+    ),
+    "lora-sequence-parallel-some": Cell(
+        config=LLAMA_GQA,
+        execution=Execution(sequence_parallel=True, recompute="full"),
+        adapters=AdapterConfig(rank=2, alpha=5.0, targets=("linear_proj", "linear_fc1")),
+        steps=1,
+    ),
     "gpt-fp32": Cell(config=GPT2, dtype=torch.float32),
     "llama-gqa-fp32": Cell(config=LLAMA_GQA, dtype=torch.float32),
 }
@@ -208,7 +239,7 @@ ULYSSES = {
     for name in (
         *("gpt-dropout", "llama-gqa-sequence-parallel-selective", "qwen3"),
         *("bloom-sequence-parallel-dropout", "llama-yarn"),
-        *("moe-mixtral", "moe-residual-dropout"),
+        *("moe-mixtral", "moe-residual-dropout", "moe-rsample", "lora-gpt-dropout"),
     )
 }
 
@@ -235,7 +266,10 @@ RING4 = {f"ring4-{name}": ring(name) for name in ("gpt-dropout", "qwen3")}
 DP = {f"dp-{name}": CELLS[name] for name in ("moe-mixtral", "gpt-dropout")}
 EP = {
     f"ep-{name}": CELLS[name]
-    for name in ("moe-mixtral", "moe-residual-dropout", "moe-shared-whole-experts")
+    for name in (
+        *("moe-mixtral", "moe-residual-dropout", "moe-shared-whole-experts"),
+        "moe-drawn-sequence-parallel-full",
+    )
 }
 EP_TP2 = {
     f"ep-tp2-{name}": replace(CELLS[name], steps=1)
@@ -248,7 +282,10 @@ EP_ULYSSES = {"ep-ulysses-moe-mixtral": replace(CELLS["moe-mixtral"], steps=1)}
 UNSUMMED = {"ulysses-unsummed": Cell(config=GPT2, steps=1, summed=False)}
 ULYSSES_TP2 = {
     f"ulysses-tp2-{name}": replace(CELLS[name], steps=1)
-    for name in ("gpt-sequence-parallel-dropout-full", "llama-gqa", "bloom")
+    for name in (
+        *("gpt-sequence-parallel-dropout-full", "llama-gqa", "bloom"),
+        "lora-llama-gqa-sequence-parallel-modules",
+    )
 }
 TP4 = {
     f"tp4-{name}": replace(CELLS[name], steps=1)
@@ -299,7 +336,25 @@ def build(cell: Cell, groups: ProcessGroups) -> GPT | Bert | T5:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(cell.std_factor if parameter.dim() > 1 else 1.0)
+    if cell.adapters is not None:
+        adapt(model, cell.adapters)
     return model
+
+
+@torch.no_grad()
+def adapt(model: GPT, config: AdapterConfig) -> None:
+    """Adapters that change something: beside a B of zeros A would have no gradient."""
+    add_adapters(model, config)
+    shards = model.parameter_shards()
+    for name, parameter in model.named_parameters():
+        if name.endswith("linear_out.weight"):
+            shape = shards[name].global_shape
+            values = normal(3, name, global_shape=shape, std=0.3, dtype=parameter.dtype)
+            parameter.copy_(cut(shards[name], values))
+
+
+def trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    return {name: each for name, each in model.named_parameters() if each.requires_grad}
 
 
 def train(cell: Cell, layout: Layout) -> Trace:
@@ -357,7 +412,7 @@ def _no_communication(ctx, grad):
 
 def _train(cell: Cell, groups: ProcessGroups) -> Trace:
     model = build(cell, groups)
-    optimizer = AdamW(model.parameters())
+    optimizer = AdamW(trained(model).values())
     trace = Trace(losses=[], gradients=[], parameters=[])
     for step in range(cell.steps):
         tokens, labels, mask = batch(cell.config, step)
@@ -373,7 +428,7 @@ def _train(cell: Cell, groups: ProcessGroups) -> Trace:
             loss = model(tokens, labels, loss_mask=mask, dropout_key=key).loss_sum / count
         model.zero_grad()
         loss.backward()
-        parameters = dict(model.named_parameters())
+        parameters = trained(model)
         if cell.summed:
             experts = model.expert_parameters() if isinstance(model, GPT) else frozenset()
             sum_gradients(parameters, groups, experts=experts)
@@ -387,7 +442,7 @@ def _train(cell: Cell, groups: ProcessGroups) -> Trace:
         trace.parameters.append(
             whole(
                 model,
-                dict(model.named_parameters()),
+                trained(model),
                 check_replicas=cell.broken is None,
             )
         )

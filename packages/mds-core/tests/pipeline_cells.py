@@ -7,14 +7,29 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from core_cells import BLOOM, GPT2, LLAMA_GQA, MIXTRAL, AdamW, Cell, Trace, sum_gradients, whole
+from core_cells import (
+    BERT,
+    BLOOM,
+    DROPPING,
+    GPT2,
+    LLAMA_GQA,
+    MIXTRAL,
+    T5_SHAPE,
+    AdamW,
+    Cell,
+    Trace,
+    sum_gradients,
+    whole,
+)
 from torch.distributed.pipelining import PipelineStage
 from torch.utils.flop_counter import FlopCounterMode
 
+from mds_core.bert_config import BertConfig
 from mds_core.config import Execution
 from mds_core.groups import Layout, ProcessGroups
 from mds_core.partition import stages_of
 from mds_core.pipeline import SCHEDULES, Pipeline
+from mds_core.t5_config import T5Config
 
 ROWS, LENGTH = 8, 16
 
@@ -31,7 +46,7 @@ class PipelineCell:
     """Sequence length of each step."""
     grad_dtype: torch.dtype | None = None
     broken: bool = False
-    """Leave out the sum of a tied table's gradients over its two stages."""
+    """Leave out the sum of a tied table's gradients over its stages."""
 
 
 DEEP = replace(GPT2, num_layers=4, hidden_dropout=0.2)
@@ -57,7 +72,42 @@ CELLS = {name: PipelineCell(cell=Cell(config=DEEP), schedule=name) for name in S
         cell=Cell(config=DEEP, execution=Execution(recompute="full")), schedule="zb-h1"
     ),
 }
+DEEP_BERT = replace(BERT, num_layers=4, **DROPPING)
+DEEP_T5 = replace(T5_SHAPE, num_layers=3, decoder_num_layers=2, embedding_norm=True, **DROPPING)
+ONCE = (LENGTH,)
+FAMILIES = {
+    "bert": PipelineCell(cell=Cell(config=DEEP_BERT), lengths=ONCE),
+    "bert-zb-v": PipelineCell(
+        cell=Cell(config=replace(DEEP_BERT, binary_head=False)), schedule="zb-v", lengths=ONCE
+    ),
+    "t5": PipelineCell(cell=Cell(config=DEEP_T5), sizes=(3, 2), lengths=(LENGTH, 12)),
+    "t5-zb-h1": PipelineCell(
+        cell=Cell(config=DEEP_T5, execution=Execution(recompute="full")),
+        schedule="zb-h1",
+        sizes=(4, 1),
+        lengths=ONCE,
+    ),
+    "t5-interleaved": PipelineCell(
+        cell=Cell(config=DEEP_T5), schedule="interleaved-1f1b", sizes=(2, 1, 1, 1), lengths=ONCE
+    ),
+}
+CELLS |= FAMILIES
+PP4 = {
+    "pp4-t5": PipelineCell(cell=Cell(config=DEEP_T5), sizes=(2, 1, 1, 1), lengths=ONCE),
+    "pp4-t5-zb-v": PipelineCell(
+        cell=Cell(config=replace(DEEP_T5, num_layers=5, decoder_num_layers=4)),
+        schedule="zb-v",
+        sizes=(1, 1, 1, 1, 2, 1, 1, 1),
+        lengths=ONCE,
+    ),
+}
+"""The decoder begins on a rank that has no head."""
 TP2 = {
+    "tp2-t5-zb-h1-lazy": PipelineCell(
+        cell=Cell(config=DEEP_T5, execution=Execution(sequence_parallel=True)),
+        schedule="zb-h1-lazy",
+        lengths=ONCE,
+    ),
     "tp2-1f1b": PipelineCell(cell=Cell(config=DEEP, execution=Execution(sequence_parallel=True))),
     "tp2-zb-h1": PipelineCell(cell=Cell(config=DEEP_LLAMA), schedule="zb-h1", lengths=(LENGTH,)),
     "tp2-zb-h1-sequence-parallel-modules": PipelineCell(
@@ -96,13 +146,33 @@ ALL = CELLS | {"unsummed": UNSUMMED, "half": HALF} | SUMS
 def big_batch(config, step: int, length: int = LENGTH) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(500 + step)
     window = torch.randint(0, config.vocab_size, (ROWS, length + 1), generator=generator)
-    return {
-        "tokens": window[:, :-1],
-        "labels": window[:, 1:],
+    tokens, labels = window[:, :-1], window[:, 1:]
+    batch = {
+        "tokens": tokens,
+        "labels": labels,
         "loss_mask": (torch.rand(ROWS, length, generator=generator) > 0.2).double(),
         "samples": torch.arange(ROWS) + ROWS * step,
-        "cumulative_lengths": torch.tensor([0, 5, *range(length, ROWS * length + 1, length)]),
     }
+    if not isinstance(config, (BertConfig, T5Config)):
+        bounds = torch.tensor([0, 5, *range(length, ROWS * length + 1, length)])
+        return batch | {"cumulative_lengths": bounds}
+    batch["padding_mask"] = torch.arange(length) < length - torch.arange(ROWS)[:, None] % 4
+    if isinstance(config, T5Config):
+        half = length // 2
+        batch["decoder_tokens"] = labels[:, :half]
+        batch["labels"] = labels[:, 1 : half + 1]
+        batch["loss_mask"] = batch["loss_mask"][:, :half]
+        return batch
+    if config.binary_head:
+        batch["binary_labels"] = labels[:, 0] % 2
+    return batch | {"token_types": (labels > 40).long()}
+
+
+def mean_loss(found, count: torch.Tensor) -> torch.Tensor:
+    """Of what a model or a pipeline gives: a mean over words, and over samples if judged."""
+    binary_sum = getattr(found, "binary_sum", None)
+    mean = found.loss_sum / count
+    return mean if binary_sum is None else mean + binary_sum / ROWS
 
 
 def own_share(batch: dict[str, torch.Tensor], groups: ProcessGroups) -> dict[str, torch.Tensor]:
@@ -110,11 +180,11 @@ def own_share(batch: dict[str, torch.Tensor], groups: ProcessGroups) -> dict[str
     rows, length = batch["tokens"].shape
     share = rows // groups.dp_size
     own = slice(groups.dp_rank * share, (groups.dp_rank + 1) * share)
+    rows_of = {name: x[own] for name, x in batch.items() if name != "cumulative_lengths"}
+    if "cumulative_lengths" not in batch:
+        return rows_of
     bounds = batch["cumulative_lengths"] - own.start * length
-    inside = bounds.clamp(0, share * length).unique()
-    return {name: x[own] for name, x in batch.items() if name != "cumulative_lengths"} | {
-        "cumulative_lengths": inside
-    }
+    return rows_of | {"cumulative_lengths": bounds.clamp(0, share * length).unique()}
 
 
 def build_pipeline(pipeline_cell: PipelineCell, layout: Layout) -> Pipeline:
@@ -137,7 +207,7 @@ def train_pipeline(pipeline_cell: PipelineCell, layout: Layout) -> dict:
     cell = pipeline_cell.cell
     pipeline = build_pipeline(pipeline_cell, layout)
     if pipeline_cell.broken:
-        pipeline._sum_tied_gradients = lambda: None
+        pipeline._shared.sum_gradients = lambda: None
     parameters = pipeline.canonical_parameters()
     with torch.no_grad():
         for parameter in parameters.values():
@@ -149,11 +219,13 @@ def train_pipeline(pipeline_cell: PipelineCell, layout: Layout) -> dict:
         pipeline.zero_grad()
         count = batch["loss_mask"].sum()
         batch = own_share(batch, pipeline.groups)
-        loss = pipeline.step(**batch, scale=1 / count)
+        judged = "binary_labels" in batch
+        loss = pipeline.step(**batch, scale=(1 / count, 1 / ROWS) if judged else 1 / count)
         sum_gradients(parameters, pipeline.groups, experts=pipeline.expert_parameters())
+        mean = mean_loss(loss, count)
         if pipeline.groups.dp is not None:
-            dist.all_reduce(loss.loss_sum, group=pipeline.groups.dp)
-        trace.losses.append((loss.loss_sum / count).item())
+            dist.all_reduce(mean, group=pipeline.groups.dp)
+        trace.losses.append(mean.item())
         gradients = {name: parameter.grad for name, parameter in parameters.items()}
         trace.gradients.append(whole(pipeline, gradients))
         optimizer.step()
@@ -163,7 +235,7 @@ def train_pipeline(pipeline_cell: PipelineCell, layout: Layout) -> dict:
     return {
         "trace": trace,
         "copies": pipeline.copies,
-        "evaluated": evaluated.loss_sum.item(),
+        "evaluated": mean_loss(evaluated, count).item(),
         "losses": evaluated.losses,
     }
 

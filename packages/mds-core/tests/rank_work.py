@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import core_cells
+import distillation_reports
 import group_reports
 import pipeline_cells
 import product_reports
@@ -24,6 +25,7 @@ def on_two_ranks() -> dict[str, Any]:
         | pipeline_cells.train_pipelines(pipeline_cells.ALL, Layout(pp_size=2))
         | pipeline_cells.count_all(Layout(pp_size=2))
         | pipeline_cells.ran_all(Layout(pp_size=2))
+        | {"distilled": distillation_reports.on_two_ranks()}
     )
 
 
@@ -37,5 +39,6 @@ def on_four_ranks() -> dict[str, Any]:
         | core_cells.train_all(core_cells.EP_TP2, Layout(tp_size=2, dp_size=2, ep_size=2))
         | core_cells.train_all(core_cells.EP_ULYSSES, Layout(ulysses_size=2, dp_size=2, ep_size=2))
         | pipeline_cells.train_pipelines(pipeline_cells.TP2, Layout(tp_size=2, pp_size=2))
+        | pipeline_cells.train_pipelines(pipeline_cells.PP4, Layout(pp_size=4))
         | pipeline_cells.train_pipelines(pipeline_cells.ULYSSES, Layout(ulysses_size=2, pp_size=2))
     )

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from mds_core.config import Execution
 from mds_core.groups import Layout, ProcessGroups
 from mds_core.models import Bert
+from mds_core.partition import stages_of
 
 SINGLE = ProcessGroups.single()
 POST_NORM = replace(BERT, residual_post_layernorm=True)
@@ -114,12 +115,20 @@ def test_what_a_bert_does_not_have_is_refused(changes, message) -> None:
         replace(BERT, **changes)
 
 
-@pytest.mark.parametrize("axis", ["pp_size", "ulysses_size"])
-def test_an_axis_that_a_bert_cannot_split_over_is_refused(axis) -> None:
-    groups = ProcessGroups(layout=Layout(**{axis: 2}), rank=0)
+def test_an_axis_that_a_bert_cannot_split_over_is_refused() -> None:
+    groups = ProcessGroups(layout=Layout(ulysses_size=2), rank=0)
 
-    with pytest.raises(ValueError, match=f"{axis} is 2, but a BERT splits over tp_size"):
+    with pytest.raises(ValueError, match="ulysses_size is 2, but a BERT splits over tp_size"):
         Bert(BERT, groups)
+
+
+def test_a_whole_model_on_stages_and_a_stage_without_a_head_are_refused() -> None:
+    with pytest.raises(ValueError, match="Bert would build the whole model on each"):
+        Bert(BERT, ProcessGroups(layout=Layout(pp_size=2), rank=0))
+    first = stages_of([1, BERT.stacked_layers - 1])[0]
+    stage = Bert(BERT, ProcessGroups.single(), stage=first)
+    with pytest.raises(ValueError, match="stage 0 of 2 has no head"):
+        stage.loss(torch.zeros(1, 4, 32), torch.zeros(1, 4, dtype=torch.int64))
 
 
 def test_sequence_parallelism_is_refused() -> None:

@@ -21,7 +21,7 @@ SINGLE = ProcessGroups.single()
 
 def build(config: GPTConfig, experts: int = 4) -> MoE:
     torch.manual_seed(0)
-    layer = MoE(config, experts=experts, groups=SINGLE, dtype=torch.float64)
+    layer = MoE(config, experts=experts, layer=0, groups=SINGLE, dtype=torch.float64)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.normal_(std=0.3)

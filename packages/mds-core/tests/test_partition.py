@@ -1,16 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
-from core_cells import GPT2, LLAMA_GQA
+from core_cells import BERT, GPT2, LLAMA_GQA, T5_SHAPE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Size
 
 from mds_core.groups import ProcessGroups
-from mds_core.models import GPT
-from mds_core.partition import Stage, balance, parameter_costs, stages_of
+from mds_core.models import GPT, T5, Bert
+from mds_core.partition import Stage, balance, balance_split, parameter_costs, stages_of
 
 COSTS = st.lists(st.floats(0.1, 10), min_size=1, max_size=8)
 
@@ -52,12 +53,27 @@ def test_a_dear_embedding_leaves_its_stage_fewer_layers() -> None:
     assert [len(stage.layers) for stage in stages] == [1, 5]
 
 
-@pytest.mark.parametrize("config", [GPT2, LLAMA_GQA])
-def test_parameter_costs_are_the_parameters_of_the_stages(config) -> None:
+def test_a_cut_between_two_stacks_is_kept() -> None:
+    stages = balance_split([1.0, 1, 1, 1, 3, 1], counts=(1, 2), at=4)
+
+    assert [stage.layers for stage in stages] == [range(4), range(4, 5), range(5, 6)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        (GPT, GPT2),
+        (GPT, LLAMA_GQA),
+        (Bert, replace(BERT, embedding_norm=True)),
+        (Bert, replace(BERT, binary_head=False)),
+        (T5, replace(T5_SHAPE, decoder_num_layers=2, embedding_norm=True)),
+    ],
+)
+def test_parameter_costs_are_the_parameters_of_the_stages(kind, config) -> None:
     costs = parameter_costs(config)
 
-    for stage in stages_of([1] * config.num_layers):
-        model = GPT(config, ProcessGroups.single(), device="meta", stage=stage)
+    for stage in stages_of([1] * config.stacked_layers):
+        model = kind(config, ProcessGroups.single(), device="meta", stage=stage)
         shards = model.parameter_shards().values()
         assert costs[stage.index] == sum(Size(shard.global_shape).numel() for shard in shards)
 

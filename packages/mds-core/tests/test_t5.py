@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from mds_core.config import Execution
 from mds_core.groups import Layout, ProcessGroups
 from mds_core.models import T5
+from mds_core.partition import stages_of
 from mds_core.rng import DropoutKey
 
 SINGLE = ProcessGroups.single()
@@ -145,12 +146,20 @@ def test_what_a_t5_does_not_have_is_refused(changes, message) -> None:
         replace(T5_SHAPE, **changes)
 
 
-@pytest.mark.parametrize("axis", ["pp_size", "ulysses_size"])
-def test_an_axis_that_a_t5_cannot_split_over_is_refused(axis) -> None:
-    groups = ProcessGroups(layout=Layout(**{axis: 2}), rank=0)
+def test_an_axis_that_a_t5_cannot_split_over_is_refused() -> None:
+    groups = ProcessGroups(layout=Layout(ulysses_size=2), rank=0)
 
-    with pytest.raises(ValueError, match=f"{axis} is 2, but a T5 splits over tp_size"):
+    with pytest.raises(ValueError, match="ulysses_size is 2, but a T5 splits over tp_size"):
         T5(T5_SHAPE, groups)
+
+
+def test_a_whole_model_on_stages_and_a_stage_without_a_head_are_refused() -> None:
+    with pytest.raises(ValueError, match="T5 would build the whole model on each"):
+        T5(T5_SHAPE, ProcessGroups(layout=Layout(pp_size=2), rank=0))
+    first = stages_of([1, T5_SHAPE.stacked_layers - 1])[0]
+    stage = T5(T5_SHAPE, ProcessGroups.single(), stage=first)
+    with pytest.raises(ValueError, match="stage 0 of 2 has no head"):
+        stage.loss(torch.zeros(1, 4, 32), torch.zeros(1, 4, dtype=torch.int64))
 
 
 def test_more_tokens_than_positions_are_refused() -> None:

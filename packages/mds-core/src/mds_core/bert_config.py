@@ -40,11 +40,14 @@ class BertConfig(GPTConfig):
 
     def num_params(self) -> int:
         """Trained numbers of the whole model, over all ranks, with the true vocabulary."""
+        token_types = self.num_token_types * self.hidden_size
+        return GPTConfig.num_params(self) + token_types + self.num_head_params()
+
+    def num_head_params(self) -> int:
+        """Trained numbers of the two heads, without the table of token vectors."""
         dense = self.hidden_size * (self.hidden_size + 1)
         word_head = dense + self._norm_params() + self.vocab_size
-        binary_head = dense + 2 * (self.hidden_size + 1) if self.binary_head else 0
-        token_types = self.num_token_types * self.hidden_size
-        return GPTConfig.num_params(self) + token_types + word_head + binary_head
+        return word_head + (dense + 2 * (self.hidden_size + 1) if self.binary_head else 0)
 
     def flops_per_token(self, seq_length: int) -> float:
         """Floating-point operations of one training step per token, forward and backward.

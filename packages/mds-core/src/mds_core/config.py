@@ -29,9 +29,10 @@ Recompute = Literal["none", "selective", "full", "modules"]
 RecomputeModule = Literal["core_attention", "attention", "norm", "activation", "mlp"]
 SequenceSharing = Literal["ulysses", "ring"]
 AttentionKernel = Literal["auto", "fused", "math"]
-DropPolicy = Literal["position", "probability"]
+DropPolicy = Literal["position", "probability", "random"]
 BalanceScope = Literal["sequence", "micro_batch"]
 BalanceChoices = Literal["all", "first"]
+RouterNoise = Literal["none", "rsample", "jitter"]
 
 GATED: frozenset[str] = frozenset({"swiglu", "geglu", "geglu_tanh"})
 _MODULES: tuple[RecomputeModule, ...] = (
@@ -48,9 +49,10 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     ),
     "normalization": ("layernorm", "rmsnorm"),
     "position_embedding": ("learned", "rope", "alibi", "none"),
-    "moe_drop_policy": ("position", "probability"),
+    "moe_drop_policy": ("position", "probability", "random"),
     "moe_balance_scope": ("sequence", "micro_batch"),
     "moe_balance_choices": ("all", "first"),
+    "moe_noise": ("none", "rsample", "jitter"),
 }
 
 
@@ -142,6 +144,11 @@ class GPTConfig:
     """Experts of each layer, 0 for none, instead of num_experts (PR-MoE's growing numbers)."""
     moe_topk: int = 1
     """Experts that each token is sent to."""
+    moe_noise: RouterNoise = "none"
+    """In training: draw the expert by its probability instead of taking the most probable one
+    ("rsample", one expert a token), or shake what the router sees by one percent ("jitter")."""
+    moe_sample_second: bool = False
+    """In training: draw the second of a token's two experts by its probability (DeepSpeed's)."""
     moe_normalize_gates: bool | None = None
     """Let the weights of a token's experts sum to 1; with more than one expert if None."""
     moe_ffn_hidden_size: int | None = None
@@ -157,7 +164,8 @@ class GPTConfig:
     moe_min_capacity: int = 4
     """With a capacity factor: places that an expert has at least."""
     moe_drop_policy: DropPolicy = "position"
-    """Who gets the places: first choices and earlier tokens, or the most probable ones."""
+    """Who gets the places: first choices and earlier tokens, the most probable ones, or in training
+    those who draw the best lots (DeepSpeed's with one expert a token)."""
     moe_loss_coeff: float = 0.01
     """Factor of the loss that keeps the experts evenly used."""
     moe_z_loss_coeff: float = 0.0
@@ -264,9 +272,25 @@ class GPTConfig:
         return 8 * self.hidden_size // 3 // 64 * 64 if self.gated else 4 * self.hidden_size
 
     @property
+    def stacked_layers(self) -> int:
+        """All layers, those that the stages of a pipeline share out."""
+        return self.num_layers
+
+    @property
     def experts(self) -> tuple[int, ...]:
         """Experts of every layer, 0 where there is one MLP for all tokens."""
         return experts_of_layers(self)
+
+    @property
+    def expert_drawn(self) -> bool:
+        """Whether one of a token's experts is drawn in training, not the most probable one."""
+        return self.moe_noise == "rsample" or self.moe_sample_second
+
+    @property
+    def router_draws(self) -> bool:
+        """Whether the router needs random numbers in training."""
+        lots = self.moe_drop_policy == "random" and self.moe_capacity_factor is not None
+        return any(self.experts) and (self.expert_drawn or self.moe_noise != "none" or lots)
 
     @property
     def expert_width(self) -> int:

@@ -35,6 +35,10 @@ class Shape(Protocol):
     @property
     def moe_topk(self) -> int: ...
     @property
+    def moe_noise(self) -> str: ...
+    @property
+    def moe_sample_second(self) -> bool: ...
+    @property
     def moe_residual(self) -> bool: ...
     @property
     def moe_shared_hidden_size(self) -> int | None: ...
@@ -88,7 +92,21 @@ def check_experts(config: Shape) -> None:
             f"moe_shared_hidden_size ({config.moe_shared_hidden_size}) adds one of its own width; "
             f"choose one of the two."
         )
+    _check_noise(config)
     _check_numbers(config)
+
+
+def _check_noise(config: Shape) -> None:
+    if config.moe_noise == "rsample" and config.moe_topk != 1:
+        raise ValueError(
+            f'moe_noise="rsample" draws the one expert of a token, but moe_topk is '
+            f"{config.moe_topk}; set moe_topk=1, or with 2 moe_sample_second."
+        )
+    if config.moe_sample_second and config.moe_topk != 2:
+        raise ValueError(
+            f"moe_sample_second draws the second of a token's two experts, but moe_topk is "
+            f"{config.moe_topk}; set moe_topk=2, or leave it out."
+        )
 
 
 def _check_numbers(config: Shape) -> None:

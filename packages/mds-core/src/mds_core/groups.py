@@ -6,7 +6,7 @@ layer runs unchanged on a laptop.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import NamedTuple, Self
@@ -103,6 +103,8 @@ class ProcessGroups:
             ``ulysses`` together.
         model: Ranks of one replica of the parameters: ``tp`` and ``pp`` together.
         embedding: First and last stage, which share a tied embedding; None on stages between.
+        backend: What the groups were built with; the default group's if None.
+        timeout: How long a collective of theirs waits; as long as the default group's if None.
     """
 
     layout: Layout
@@ -117,6 +119,8 @@ class ProcessGroups:
     expert_dp_ulysses: ProcessGroup | None = None
     model: ProcessGroup | None = None
     embedding: ProcessGroup | None = None
+    backend: str | None = None
+    timeout: timedelta | None = None
 
     @classmethod
     def single(cls) -> Self:
@@ -154,8 +158,25 @@ class ProcessGroups:
         return cls(
             layout=layout,
             rank=rank,
+            backend=backend,
+            timeout=timeout,
             **{axis: own(ranks) for axis, ranks in _memberships(layout).items()},
         )
+
+    def along_pipeline(self, places: Sequence[int]) -> ProcessGroup | None:
+        """The ranks at these places along ``pp`` of each replica; every rank calls it alike.
+
+        Args:
+            places: Rising places along the pipeline.
+
+        Returns:
+            The group that this rank is in; None if it is in none, or alone.
+        """
+        if list(places) == [0, self.pp_size - 1]:
+            return self.embedding
+        pipelines = self.layout.partition(lambda c: (c.tp, c.ulysses, c.dp))
+        chosen = [[ranks[place] for place in places] for ranks in pipelines]
+        return _own_group(chosen, rank=self.rank, backend=self.backend, timeout=self.timeout)
 
     @property
     def tp_size(self) -> int:

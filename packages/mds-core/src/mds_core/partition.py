@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Self
 
+from mds_core.bert_config import BertConfig
 from mds_core.config import GPTConfig
+from mds_core.t5_config import T5Config
 
-__all__ = ["Stage", "balance", "parameter_costs", "stages_of"]
+__all__ = ["Stage", "balance", "balance_split", "parameter_costs", "stages_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +75,19 @@ def balance(costs: Sequence[float], *, count: int) -> tuple[Stage, ...]:
     return stages_of([stop - start for start, stop in pairwise(cuts)])
 
 
+def balance_split(costs: Sequence[float], *, counts: tuple[int, int], at: int) -> tuple[Stage, ...]:
+    """As `balance`, but no stage holds layers of both sides of a cut: a T5's two stacks.
+
+    Args:
+        costs: Of each layer.
+        counts: Stages before the cut, and behind it.
+        at: Number of the first layer behind the cut.
+    """
+    before = balance(costs[:at], count=counts[0])
+    behind = balance(costs[at:], count=counts[1])
+    return stages_of([len(stage.layers) for stage in (*before, *behind)])
+
+
 def _cheapest(
     sums: Sequence[float], count: int, *, limit: float, power: float
 ) -> tuple[float, list[int]]:
@@ -105,12 +120,24 @@ def _cheapest(
 
 
 def parameter_costs(config: GPTConfig) -> tuple[float, ...]:
-    """Parameters of each layer, those of embedding and head with the first and last layer."""
+    """Parameters of each layer, those of embedding and head with the first and last layer.
+
+    A T5's decoder follows its encoder, and its first layer counts what it embeds with.
+    """
     costs = [float(config.num_layer_params(layer)) for layer in range(config.num_layers)]
     vocabulary = config.vocab_size * config.hidden_size
     norm = config.hidden_size * (1 if config.normalization == "rmsnorm" else 2)
-    positions = config.max_position_embeddings * config.hidden_size
-    costs[0] += vocabulary + (positions if config.position_embedding == "learned" else 0)
-    costs[0] += norm if config.embedding_norm else 0
+    embedding = vocabulary + (norm if config.embedding_norm else 0)
+    if config.position_embedding == "learned":
+        embedding += config.max_position_embeddings * config.hidden_size
+    costs[0] += embedding
+    if isinstance(config, BertConfig):
+        costs[0] += config.num_token_types * config.hidden_size
+        costs[-1] += config.num_head_params()
+    if isinstance(config, T5Config):
+        costs[-1] += norm
+        costs += [float(config.decoder_layer_params())] * config.decoder_layers
+        costs[config.num_layers] += embedding
+        costs[-1] += config.vocab_size
     costs[-1] += vocabulary + norm
     return tuple(costs)

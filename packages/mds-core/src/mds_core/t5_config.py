@@ -43,14 +43,22 @@ class T5Config(GPTConfig):
         """Layers of the decoder."""
         return self.decoder_num_layers or self.num_layers
 
+    @property
+    def stacked_layers(self) -> int:
+        """All layers, those that the stages of a pipeline share out: encoder, then decoder."""
+        return self.num_layers + self.decoder_layers
+
+    def decoder_layer_params(self) -> int:
+        """Trained numbers of one layer of the decoder."""
+        return self.num_layer_params() + self._cross_params()
+
     def resolved(self) -> T5Config:
         """The same configuration with every derived value written out."""
         return replace(GPTConfig.resolved(self), decoder_num_layers=self.decoder_layers)
 
     def num_params(self) -> int:
         """Trained numbers of the whole model, over all ranks, with the true vocabulary."""
-        decoder_layer = self.num_layer_params() + self._cross_params()
-        decoder = self.decoder_layers * decoder_layer + self._norm_params()
+        decoder = self.decoder_layers * self.decoder_layer_params() + self._norm_params()
         return GPTConfig.num_params(self) + decoder + self.vocab_size
 
     def flops_per_sample(self, encoder_length: int, *, decoder_length: int) -> float:

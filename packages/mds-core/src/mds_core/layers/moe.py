@@ -17,8 +17,10 @@ from mds_core.expert_plan import capacity
 from mds_core.groups import ProcessGroups
 from mds_core.layers.experts import Experts
 from mds_core.layers.mlp import MLP
+from mds_core.layers.router_noise import NoisePlace, gumbel, jittered, lots
 from mds_core.layers.routing import Choice, balance_loss, choose, places, weights_of, z_loss
 from mds_core.parameter import Declaration, ParallelModule
+from mds_core.rng import DropoutKey
 
 __all__ = ["MoE", "Router"]
 
@@ -93,6 +95,7 @@ class MoE(nn.Module):
     Args:
         config: Shape of the model.
         experts: Experts of this layer.
+        layer: Its global number, which keys what the router draws.
         groups: Ranks that share the model; experts are shared out over ``ep``.
         execution: How to compute; with sequence parallelism inputs and outputs hold this rank's
             positions only.
@@ -105,6 +108,7 @@ class MoE(nn.Module):
         config: GPTConfig,
         *,
         experts: int,
+        layer: int,
         groups: ProcessGroups,
         execution: Execution | None = None,
         dtype: torch.dtype = torch.float32,
@@ -113,7 +117,7 @@ class MoE(nn.Module):
         super().__init__()
         execution = execution or Execution()
         config.check_expert_parallel(groups.ep_size)
-        self.config, self.groups = config, groups
+        self.config, self.groups, self.layer = config, groups, layer
         self.sequence_parallel = execution.sequence_parallel and groups.tp is not None
         self.split_experts = execution.expert_tensor_parallel
         own_positions = groups.tp if self.sequence_parallel else None
@@ -146,11 +150,25 @@ class MoE(nn.Module):
                 config, partial_over=own_positions, dtype=dtype, device=device
             )
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Map [b, s, h] to [b, s, h] and what each sequence's routing costs, [b]."""
-        scores = self.router(x)
-        probabilities, choice = choose(scores, topk=self.config.moe_topk)
-        kept = self._kept(choice)
+    def forward(
+        self, x: Tensor, key: DropoutKey | None = None, rows: tuple[range, ...] = ()
+    ) -> tuple[Tensor, Tensor]:
+        """Map [b, s, h] to [b, s, h] and what each sequence's routing costs, [b].
+
+        Args:
+            x: [b, s, h].
+            key: Of the micro batch; needed in training where the router draws.
+            rows: Stretches of the sequence that ``x`` holds, needed then too.
+        """
+        place = None
+        if self.training and self.config.router_draws:
+            assert key is not None, "the model passes the key that its router needs"
+            place = NoisePlace(key, self.layer, rows)
+        scores = self._scores(x, place)
+        draws = place is not None and self.config.expert_drawn
+        noise = gumbel(place, experts=scores.size(-1)) if draws and place is not None else None
+        probabilities, choice = choose(scores, topk=self.config.moe_topk, noise=noise)
+        kept = self._kept(choice, place)
         gates = weights_of(choice.gates, kept, normalize=self._normalize)
         experts = choice.experts if kept is None else choice.experts.masked_fill(~kept, _NOWHERE)
         routed = self._routed(x, Choice(experts, gates))
@@ -158,18 +176,30 @@ class MoE(nn.Module):
             routed = self._with_shared(x, routed)
         return routed, self._cost(scores, probabilities, choice)
 
+    def _scores(self, x: Tensor, place: NoisePlace | None) -> Tensor:
+        """The router's scores [b, s, e]."""
+        if place is not None and self.config.moe_noise == "jitter":
+            x = jittered(x.to(torch.promote_types(x.dtype, torch.float32)), place)
+        return self.router(x)  # type: ignore[no-any-return]
+
     @property
     def _normalize(self) -> bool:
         wish = self.config.moe_normalize_gates
         return self.config.moe_topk > 1 if wish is None else wish
 
     @torch.no_grad()
-    def _kept(self, choice: Choice) -> Tensor | None:
+    def _kept(self, choice: Choice, place: NoisePlace | None) -> Tensor | None:
         """Which choices [b, s, k] get a place; None if all do."""
         config = self.config
         factor = config.moe_capacity_factor if self.training else config.moe_eval_capacity_factor
         if factor is None:
             return None
+        policy = config.moe_drop_policy
+        if policy == "random":
+            policy = "position" if place is None else "probability"
+            if place is not None:  # the highest lot comes first
+                drawn = lots(place, choice.experts, count=self.experts.count)
+                choice = Choice(choice.experts, drawn)
         own_positions = self.groups.tp if self.sequence_parallel else None
         whole = Choice(*(gather(part, group=own_positions, dim=_SEQUENCE) for part in choice))
         size = capacity(
@@ -183,7 +213,7 @@ class MoE(nn.Module):
             Choice(*(part.flatten(0, 1) for part in whole)),
             experts=self.experts.count,
             capacity=size,
-            policy=config.moe_drop_policy,
+            policy=policy,
         )
         return scatter(kept.view(whole.experts.shape), group=own_positions, dim=_SEQUENCE)
 

@@ -6,14 +6,14 @@ the layer, ``k`` experts that a token chooses, ``n`` tokens.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from mds_core.collectives import reduce
-from mds_core.config import BalanceChoices, BalanceScope, DropPolicy
+from mds_core.config import BalanceChoices, BalanceScope
 
 __all__ = ["Choice", "balance_loss", "choose", "places", "weights_of", "z_loss"]
 
@@ -27,14 +27,35 @@ class Choice(NamedTuple):
     """[..., k] their probabilities."""
 
 
-def choose(scores: Tensor, *, topk: int) -> tuple[Tensor, Choice]:
-    """Turn scores [..., e] into probabilities [..., e] and the ``topk`` most probable experts."""
+def choose(scores: Tensor, *, topk: int, noise: Tensor | None = None) -> tuple[Tensor, Choice]:
+    """Turn scores into probabilities, and choose experts.
+
+    Args:
+        scores: [..., e].
+        topk: How many experts; with noise 1 or 2.
+        noise: [..., e], Gumbel numbers with which a single expert, or the second of two, is drawn;
+            the most probable ones are taken if None. Probabilities do not change by it.
+
+    Returns:
+        Probabilities [..., e], and the choice.
+    """
     probabilities = scores.softmax(dim=-1)
-    gates, experts = probabilities.topk(topk, dim=-1)
-    return probabilities, Choice(experts, gates)
+    if noise is None:
+        gates, experts = probabilities.topk(topk, dim=-1)
+        return probabilities, Choice(experts, gates)
+    noisy = scores.detach() + noise
+    if topk == 1:
+        experts = noisy.argmax(-1, keepdim=True)
+    else:
+        first = scores.argmax(-1, keepdim=True)
+        rest = noisy.scatter(-1, first, -torch.inf)
+        experts = torch.cat([first, rest.argmax(-1, keepdim=True)], dim=-1)
+    return probabilities, Choice(experts, probabilities.gather(-1, experts))
 
 
-def places(choice: Choice, *, experts: int, capacity: int, policy: DropPolicy) -> Tensor:
+def places(
+    choice: Choice, *, experts: int, capacity: int, policy: Literal["position", "probability"]
+) -> Tensor:
     """Say which choices get one of the ``capacity`` places of their expert.
 
     Args:
@@ -42,7 +63,7 @@ def places(choice: Choice, *, experts: int, capacity: int, policy: DropPolicy) -
         experts: Their number e.
         capacity: Places of each expert.
         policy: With "position" all first choices come before all second ones, earlier tokens before
-            later ones; with "probability" the most probable choices come first.
+            later ones; with "probability" the choices with the largest gates come first.
 
     Returns:
         [n, k] bool.

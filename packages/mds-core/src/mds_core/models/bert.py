@@ -32,7 +32,9 @@ from mds_core.layers.embedding import (
 from mds_core.layers.linear import ReplicatedLinear
 from mds_core.layers.mlp import ACTIVATIONS
 from mds_core.models.block import Build, Stack, active_key, drop
+from mds_core.models.staged import check_divided, headless
 from mds_core.parameter import initialize, parameter_shards
+from mds_core.partition import Stage
 from mds_core.rng import DropoutKey
 from mds_core.sharding import ParameterShard
 from mds_kernels import cross_entropy
@@ -61,9 +63,15 @@ class BertLoss(NamedTuple):
 
 
 class Embedding(nn.Module):
-    """The sum of token, position and token type vectors."""
+    """The sum of token, position and token type vectors.
 
-    def __init__(self, build: Build, *, num_token_types: int) -> None:
+    Args:
+        build: What every part of the model is built from.
+        num_token_types: Kinds of segments.
+        table_only: Only hold the table that the words' head on another stage uses.
+    """
+
+    def __init__(self, build: Build, *, num_token_types: int, table_only: bool) -> None:
         super().__init__()
         config = build.config
         self.probability = config.hidden_dropout
@@ -76,6 +84,9 @@ class Embedding(nn.Module):
             dtype=build.dtype,
             device=build.device,
         )
+        self.position_embeddings = self.tokentype_embeddings = self.layernorm = None
+        if table_only:
+            return
         self.position_embeddings, self.tokentype_embeddings = (
             PositionEmbedding(
                 count,
@@ -91,6 +102,8 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor, token_types: Tensor, context: Context) -> Tensor:
         """Map tokens and their types, each [b, s], to [b, s, h]."""
+        assert self.position_embeddings is not None, "only the first stage embeds"
+        assert self.tokentype_embeddings is not None, "only the first stage embeds"
         words: Tensor = self.word_embeddings(tokens)
         if self.layernorm is not None:
             words = self.layernorm(words)
@@ -131,11 +144,12 @@ class Bert(nn.Module):
 
     Args:
         config: Shape of the model.
-        groups: The ranks that share it; their layout may have tp and dp.
+        groups: The ranks that share it; their layout may have tp, pp and dp.
         seed: From which the start values follow, together with the parameters' names.
         dtype: Of the parameters.
         device: Of the parameters; on ``"meta"`` nothing is allocated or initialised.
         execution: How to compute; without sequence parallelism.
+        stage: The part to build; all of it if None. `mds_core.pipeline` connects the parts.
 
     Raises:
         ValueError: The layout does not divide the model, or a BERT cannot be split so.
@@ -150,6 +164,7 @@ class Bert(nn.Module):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
         execution: Execution | None = None,
+        stage: Stage | None = None,
     ) -> None:
         super().__init__()
         execution = execution or Execution()
@@ -158,25 +173,41 @@ class Bert(nn.Module):
         config.check_tp(groups.tp_size)
         _check_layout(groups, execution)
         self.config, self.groups, self.seed, self.dtype = config, groups, seed, dtype
+        check_divided(stage, groups, kind="Bert")
+        self.stage = stage or Stage.whole(config.num_layers)
         build = Build(config, groups, execution, dtype, device)
-        self.embedding = Embedding(build, num_token_types=config.num_token_types)
-        self.encoder = Stack(build, layers=range(config.num_layers), final=True)
+        self.embedding = None
+        if self.stage.first or self.stage.last:
+            self.embedding = Embedding(
+                build,
+                num_token_types=config.num_token_types,
+                table_only=not self.stage.first,
+            )
+        self.encoder = Stack(build, layers=self.stage.layers, final=self.stage.last)
+        self.lm_head: WordTransform | None = None
+        self.output_layer: VocabParallelBias | None = None
+        self.pooler: Pooler | None = None
+        self.binary_head: ReplicatedLinear | None = None
+        if self.stage.last:
+            self._build_heads(build)
+        if torch.device(device or "cpu").type != "meta":
+            self.reset_parameters()
+
+    def _build_heads(self, build: Build) -> None:
+        config, dtype, device = self.config, build.dtype, build.device
         self.lm_head = WordTransform(build)
         self.output_layer = VocabParallelBias(
             config.vocab_size,
-            padded_size=config.padded_vocab_size(groups.tp_size),
-            tp=groups.tp,
+            padded_size=config.padded_vocab_size(self.groups.tp_size),
+            tp=self.groups.tp,
             dtype=dtype,
             device=device,
         )
-        self.pooler = self.binary_head = None
         if config.binary_head:
             self.pooler = Pooler(build)
             self.binary_head = ReplicatedLinear(
                 config.hidden_size, 2, std=config.init_std, dtype=dtype, device=device
             )
-        if torch.device(device or "cpu").type != "meta":
-            self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Write the start values; after ``to_empty`` this makes a meta model real."""
@@ -208,18 +239,68 @@ class Bert(nn.Module):
             padding_mask: [b, s] true where there is a token, false in padding; no padding if None.
             dropout_key: Needed in training mode if the model has dropout.
         """
-        hidden = self._encoded(tokens, token_types, padding_mask, dropout_key)
-        words, binary = self._word_scores(hidden), self._binary_scores(hidden)
+        hidden = self.forward_stage(
+            tokens, token_types=token_types, padding_mask=padding_mask, dropout_key=dropout_key
+        )
         if labels is None:
-            words = gather(words, group=self.groups.tp, dim=-1)
-            return BertLogits(words[..., : self.config.vocab_size], binary)
-        losses = self._word_losses(words, labels)
+            words = gather(self._word_scores(hidden), group=self.groups.tp, dim=-1)
+            return BertLogits(words[..., : self.config.vocab_size], self._binary_scores(hidden))
+        return self.loss(hidden, labels, loss_mask, binary_labels=binary_labels)
+
+    def forward_stage(
+        self,
+        x: Tensor,
+        *,
+        token_types: Tensor | None = None,
+        padding_mask: Tensor | None = None,
+        dropout_key: DropoutKey | None = None,
+    ) -> Tensor:
+        """Run this stage's embedding, if it has it, and layers.
+
+        Args:
+            x: [b, s] int64 tokens on the first stage, else [b, s, h] of the stage before.
+            token_types: As for `forward`.
+            padding_mask: As for `forward`.
+            dropout_key: As for `forward`.
+
+        Returns:
+            [b, s, h]; after the last stage they are normalised.
+        """
+        context = self._context(x, padding_mask, dropout_key)
+        if self.stage.first and self.embedding is not None:
+            types = torch.zeros_like(x) if token_types is None else token_types
+            x = self.embedding(x, types, context)
+        hidden, _ = self.encoder(x, context)
+        return hidden  # type: ignore[no-any-return]
+
+    def loss(
+        self,
+        hidden: Tensor,
+        labels: Tensor,
+        loss_mask: Tensor | None = None,
+        *,
+        binary_labels: Tensor | None = None,
+    ) -> BertLoss:
+        """Compare what the heads make of the last stage's hidden states with labels.
+
+        Args:
+            hidden: [b, s, h].
+            labels: As for `forward`.
+            loss_mask: As for `forward`.
+            binary_labels: As for `forward`.
+        """
+        losses = self._word_losses(self._word_scores(hidden), labels)
         weighted = losses if loss_mask is None else losses * loss_mask
-        binary_sum = None
+        binary, binary_sum = self._binary_scores(hidden), None
         if binary is not None and binary_labels is not None:
             precision = torch.promote_types(binary.dtype, torch.float32)
             binary_sum = F.cross_entropy(binary.to(precision), binary_labels, reduction="sum")
         return BertLoss(weighted.sum(), losses.detach(), binary_sum)
+
+    @property
+    def sequence_shares(self) -> int:
+        """Ranks over which the positions of the residual stream are split: it is whole."""
+        return 1
 
     def pooled(
         self,
@@ -242,27 +323,18 @@ class Bert(nn.Module):
         """
         if self.pooler is None:
             raise ValueError("this BERT has no pooler; build it with binary_head=True.")
-        hidden = self._encoded(tokens, token_types, padding_mask, dropout_key)
+        hidden = self.forward_stage(
+            tokens, token_types=token_types, padding_mask=padding_mask, dropout_key=dropout_key
+        )
         return self.pooler(hidden)  # type: ignore[no-any-return]
 
-    def _encoded(
-        self,
-        tokens: Tensor,
-        token_types: Tensor | None,
-        padding_mask: Tensor | None,
-        dropout_key: DropoutKey | None,
-    ) -> Tensor:
-        context = self._context(tokens, padding_mask, dropout_key)
-        types = torch.zeros_like(tokens) if token_types is None else token_types
-        hidden, _ = self.encoder(self.embedding(tokens, types, context), context)
-        return hidden  # type: ignore[no-any-return]
-
     def _context(
-        self, tokens: Tensor, padding_mask: Tensor | None, dropout_key: DropoutKey | None
+        self, x: Tensor, padding_mask: Tensor | None, dropout_key: DropoutKey | None
     ) -> Context:
-        length = tokens.size(1)
+        length, seen = x.size(1), padding_mask
         check_positions(length, limit=self.config.max_position_embeddings)
-        seen = torch.ones_like(tokens, dtype=torch.bool) if padding_mask is None else padding_mask
+        if seen is None:
+            seen = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
         return Context(
             rotation=None,
             mask=seen.bool()[:, None, None, :].expand(-1, 1, length, -1),
@@ -273,6 +345,8 @@ class Bert(nn.Module):
 
     def _word_scores(self, hidden: Tensor) -> Tensor:
         """This rank's columns [b, s, v / t] of the words' scores."""
+        if self.embedding is None or self.lm_head is None or self.output_layer is None:
+            raise headless(self.stage)
         transformed = copy(self.lm_head(hidden), group=self.groups.tp)
         return F.linear(transformed, self.embedding.word_embeddings.weight, self.output_layer.bias)
 
@@ -282,6 +356,7 @@ class Bert(nn.Module):
         return self.binary_head(self.pooler(hidden))  # type: ignore[no-any-return]
 
     def _word_losses(self, scores: Tensor, labels: Tensor) -> Tensor:
+        assert self.embedding is not None
         losses = cross_entropy(
             scores.flatten(0, 1),
             labels.flatten(),
@@ -293,12 +368,11 @@ class Bert(nn.Module):
 
 
 def _check_layout(groups: ProcessGroups, execution: Execution) -> None:
-    for name in ("pp_size", "ulysses_size"):
-        if getattr(groups, name) > 1:
-            raise ValueError(
-                f"{name} is {getattr(groups, name)}, but a BERT splits over tp_size and dp_size "
-                f"only; set {name}=1."
-            )
+    if groups.ulysses_size > 1:
+        raise ValueError(
+            f"ulysses_size is {groups.ulysses_size}, but a BERT splits over tp_size, pp_size and "
+            f"dp_size only; set ulysses_size=1."
+        )
     if execution.sequence_parallel:
         raise ValueError(
             "sequence_parallel is not available for a BERT, whose heads need whole sequences; "

@@ -51,12 +51,13 @@ class Build(NamedTuple):
             device=self.device,
         )
 
-    def mlp(self, *, experts: int) -> MLP | MoE:
+    def mlp(self, *, experts: int, layer: int) -> MLP | MoE:
         """One MLP for all tokens of a layer, or ``experts`` of them to choose from."""
         if experts:
             return MoE(
                 self.config,
                 experts=experts,
+                layer=layer,
                 groups=self.groups,
                 execution=self.execution,
                 dtype=self.dtype,
@@ -130,7 +131,8 @@ class TransformerLayer(nn.Module):
                 device=build.device,
             )
         self.pre_mlp_layernorm = build.norm()
-        self.mlp = build.mlp(experts=0 if decoder else config.experts[layer])
+        experts = 0 if decoder else config.experts[layer]
+        self.mlp = build.mlp(experts=experts, layer=self.layer)
 
     def forward(self, hidden: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
         """Map [b, s, h] to [b, s, h] and what each sequence's routing costs, if it is routed."""
@@ -143,37 +145,42 @@ class TransformerLayer(nn.Module):
             seen = again(self.cross_attention, normed, context, active=whole)
             stream = normed if self.residual_post_layernorm else stream
             stream = stream + self._drop(seen, context, site="cross_attention_output")
-        changed, cost, normed = self._mlp(hidden if self.parallel_residual else stream)
+        changed, cost, normed = self._mlp(hidden if self.parallel_residual else stream, context)
         stream = normed if self.residual_post_layernorm else stream
         return stream + self._drop(changed, context, site="mlp_output"), cost
 
     def _attention(self, hidden: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         """What self-attention adds to the stream, and its normalised input."""
         if self.execution.computes_again("norm"):
-            qkv = again(self._normed_qkv, hidden)
+            qkv = again(self._normed_qkv, hidden, context)
             return self.self_attention.attend(qkv, context), hidden
         normed = self.input_layernorm(hidden)
         whole = self.execution.computes_again("attention")
         return again(self.self_attention, normed, context, active=whole), normed
 
-    def _normed_qkv(self, hidden: Tensor) -> Tensor:
-        return self.self_attention.linear_qkv(self.input_layernorm(hidden))  # type: ignore[no-any-return]
+    def _normed_qkv(self, hidden: Tensor, context: Context) -> Tensor:
+        normed = self.input_layernorm(hidden)
+        return self.self_attention.linear_qkv(normed, context.adapters)  # type: ignore[no-any-return]
 
-    def _mlp(self, stream: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+    def _mlp(self, stream: Tensor, context: Context) -> tuple[Tensor, Tensor | None, Tensor]:
         """What the MLP adds to the stream, what its routing costs, and its normalised input."""
         chunk = self.execution.sequence_chunk
         if isinstance(self.mlp, MLP) and self.execution.computes_again("norm") and chunk is None:
-            return self.mlp.narrow(again(self._normed_fc1, stream)), None, stream
+            wide = again(self._normed_fc1, stream, context)
+            return self.mlp.narrow(wide, context.adapters), None, stream
         normed = self.pre_mlp_layernorm(stream)
         if isinstance(self.mlp, MLP) and chunk is not None:
             parts = torch.split(normed, chunk, dim=1)
             return torch.cat([again(self.mlp, part) for part in parts], dim=1), None, normed
-        changed = again(self.mlp, normed, active=self.execution.computes_again("mlp"))
-        return (*changed, normed) if isinstance(self.mlp, MoE) else (changed, None, normed)
+        whole = self.execution.computes_again("mlp")
+        if isinstance(self.mlp, MLP):
+            return again(self.mlp, normed, context.adapters, active=whole), None, normed
+        return (*again(self.mlp, normed, context.dropout, context.rows, active=whole), normed)
 
-    def _normed_fc1(self, stream: Tensor) -> Tensor:
+    def _normed_fc1(self, stream: Tensor, context: Context) -> Tensor:
         assert isinstance(self.mlp, MLP)
-        return self.mlp.linear_fc1(self.pre_mlp_layernorm(stream))  # type: ignore[no-any-return]
+        normed = self.pre_mlp_layernorm(stream)
+        return self.mlp.linear_fc1(normed, context.adapters)  # type: ignore[no-any-return]
 
     def _drop(self, x: Tensor, context: Context, *, site: Site) -> Tensor:
         return drop(x, context, layer=self.layer, site=site, probability=self.probability)
@@ -228,18 +235,19 @@ class Stack(nn.Module):
 
 
 def active_key(key: DropoutKey | None, *, config: GPTConfig, training: bool) -> DropoutKey | None:
-    """Return the key if anything is dropped now.
+    """Return the key if anything is dropped or drawn now.
 
     Raises:
         ValueError: Something is, and there is no key.
     """
-    if not training or not (config.hidden_dropout or config.attention_dropout):
+    draws = config.hidden_dropout or config.attention_dropout or config.router_draws
+    if not training or not draws:
         return None
     if key is None:
         raise ValueError(
             f"the model trains with dropout (hidden {config.hidden_dropout}, attention "
-            f"{config.attention_dropout}), so forward needs a dropout_key with the seed and the "
-            f"samples' numbers. Pass one, or call eval()."
+            f"{config.attention_dropout}) or a router that draws, so forward needs a dropout_key "
+            f"with the seed and the samples' numbers. Pass one, or call eval()."
         )
     return key
 

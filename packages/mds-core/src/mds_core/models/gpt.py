@@ -32,10 +32,12 @@ from mds_core.layers.embedding import (
     VocabParallelHead,
     check_positions,
 )
+from mds_core.layers.lora import AdapterDropout
 from mds_core.layers.ring import zigzag
 from mds_core.layers.rope import Rotation, rotation
 from mds_core.layers.tiles import Tiles, Visibility
 from mds_core.models.block import Build, Stack, active_key, drop
+from mds_core.models.staged import check_divided, headless
 from mds_core.parameter import initialize, parameter_shards
 from mds_core.partition import Stage
 from mds_core.rng import DropoutKey
@@ -174,11 +176,7 @@ class GPT(nn.Module):
             config.check_ulysses(groups.ulysses_size, tp_size=groups.tp_size)
         split = groups.tp_size if execution.expert_tensor_parallel else 1
         config.check_expert_parallel(groups.ep_size, tp_size=split)
-        if stage is None and groups.pp_size > 1:
-            raise ValueError(
-                f"the layout has {groups.pp_size} pipeline stages and GPT would build the whole "
-                f"model on each; build mds_core.pipeline.Pipeline, or set pp_size=1."
-            )
+        check_divided(stage, groups, kind="GPT")
         self.config, self.groups, self.seed = config, groups, seed
         self.execution = execution
         self.dtype = dtype
@@ -189,6 +187,8 @@ class GPT(nn.Module):
         if self.stage.first or (self.stage.last and config.tie_embeddings):
             self.embedding = Embedding(build, table_only=not self.stage.first)
         self.decoder = Stack(build, layers=self.stage.layers, final=self.stage.last)
+        self.adapter_dropout = 0.0
+        """Of low-rank adapters, once there are some (`mds_core.models.add_adapters`)."""
         if self.stage.last and not config.tie_embeddings:
             self.output_layer = build.head()
         if torch.device(device or "cpu").type != "meta":
@@ -379,10 +379,7 @@ class GPT(nn.Module):
         if self.output_layer is not None:
             return self.output_layer
         if not self.stage.last or self.embedding is None:
-            raise ValueError(
-                f"stage {self.stage.index} of {self.stage.count} has no head; only the last stage "
-                f"gives logits or a loss."
-            )
+            raise headless(self.stage)
         return self.embedding.word_embeddings
 
     def _whole(self, hidden: Tensor) -> Tensor:
@@ -430,6 +427,7 @@ class GPT(nn.Module):
             dropout=active_key(dropout_key, config=config, training=self.training),
             cache=cache,
             rows=self._rows(length),
+            adapters=self._adapter_dropout(dropout_key, length),
         )
 
     def _tiled_context(
@@ -456,10 +454,22 @@ class GPT(nn.Module):
             dropout=active_key(dropout_key, config=config, training=self.training),
             cache=None,
             rows=self._rows(length),
+            adapters=self._adapter_dropout(dropout_key, length),
             tiles=Tiles(
                 places=places, own=own, size=self.execution.sequence_chunk, visibility=visibility
             ),
         )
+
+    def _adapter_dropout(self, key: DropoutKey | None, length: int) -> AdapterDropout | None:
+        if not self.training or not self.adapter_dropout:
+            return None
+        if key is None:
+            raise ValueError(
+                f"the adapters drop ({self.adapter_dropout}), so forward needs a dropout_key with "
+                f"the seed and the samples' numbers. Pass one, or call eval()."
+            )
+        between = self._places(length)[self.groups.ulysses_rank]
+        return AdapterDropout(key, self._rows(length), between)
 
     def _own_slopes(self) -> tuple[float, ...]:
         """ALiBi's slopes of this rank's heads."""

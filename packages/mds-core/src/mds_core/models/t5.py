@@ -5,7 +5,9 @@ What is notable here:
 - encoder, decoder and output layer share one table of token vectors, and both stacks one table of
   learned positions; the output layer adds a bias of its own;
 - the layers are those of GPT; the decoder's have a second attention between the two halves;
-- padding of the encoder's tokens is hidden from both stacks.
+- padding of the encoder's tokens is hidden from both stacks;
+- the stages of a pipeline share out the layers of both stacks, encoder first; from stage to stage
+  of the decoder the encoder's output travels with the decoder's stream, as one tensor.
 
 Shapes: ``b`` micro batch, ``s`` encoder sequence, ``r`` decoder sequence, ``h`` hidden, ``v``
 vocabulary, ``t`` tensor-parallel size. With sequence parallelism both streams hold a ``t``-th of
@@ -30,7 +32,9 @@ from mds_core.layers.embedding import (
 )
 from mds_core.models.block import Build, Stack, active_key, drop
 from mds_core.models.gpt import GPTLoss
+from mds_core.models.staged import check_divided, headless
 from mds_core.parameter import initialize, parameter_shards
+from mds_core.partition import Stage
 from mds_core.rng import DropoutKey
 from mds_core.sharding import ParameterShard
 from mds_core.t5_config import T5Config
@@ -40,9 +44,14 @@ __all__ = ["T5"]
 
 
 class Embedding(nn.Module):
-    """Token plus position vectors, of both stacks."""
+    """Token plus position vectors, of both stacks.
 
-    def __init__(self, build: Build) -> None:
+    Args:
+        build: What every part of the model is built from.
+        table_only: Only hold the table that the output layer on another stage uses.
+    """
+
+    def __init__(self, build: Build, *, table_only: bool) -> None:
         super().__init__()
         config = build.config
         self.probability = config.hidden_dropout
@@ -56,7 +65,11 @@ class Embedding(nn.Module):
             dtype=build.dtype,
             device=build.device,
         )
-        self.layernorm = build.norm() if config.embedding_norm else None
+        self.layernorm = self.position_embeddings = None
+        if table_only:
+            return
+        if config.embedding_norm:
+            self.layernorm = build.norm()
         self.position_embeddings = PositionEmbedding(
             config.max_position_embeddings,
             config.hidden_size,
@@ -68,6 +81,7 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor, context: Context, *, layer: int) -> Tensor:
         """Map tokens [b, s] to this rank's positions [b, s, h]; ``layer`` keys the dropout."""
+        assert self.position_embeddings is not None, "only a stage that begins a stack embeds"
         hidden: Tensor = self.word_embeddings(tokens)
         if self.layernorm is not None:
             hidden = self.layernorm(hidden)
@@ -82,11 +96,13 @@ class T5(nn.Module):
 
     Args:
         config: Shape of the model.
-        groups: The ranks that share it; their layout may have tp and dp.
+        groups: The ranks that share it; their layout may have tp, pp and dp.
         seed: From which the start values follow, together with the parameters' names.
         dtype: Of the parameters.
         device: Of the parameters; on ``"meta"`` nothing is allocated or initialised.
         execution: How to compute.
+        stage: The part to build, of the layers of both stacks; all of it if None.
+            `mds_core.pipeline` connects the parts.
 
     Raises:
         ValueError: The layout does not divide the model, or a T5 cannot be split so.
@@ -101,6 +117,7 @@ class T5(nn.Module):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
         execution: Execution | None = None,
+        stage: Stage | None = None,
     ) -> None:
         super().__init__()
         execution = execution or Execution()
@@ -108,27 +125,40 @@ class T5(nn.Module):
         execution.check_short("T5")
         config.check_tp(groups.tp_size)
         _check_layout(groups)
+        check_divided(stage, groups, kind="T5")
         self.config, self.groups, self.seed, self.dtype = config, groups, seed, dtype
+        self.stage = stage or Stage.whole(config.stacked_layers)
         self.sequence_parallel = execution.sequence_parallel and groups.tp is not None
-        build = Build(config, groups, execution, dtype, device)
-        self.embedding = Embedding(build)
-        self.encoder = Stack(build, layers=range(config.num_layers), final=True)
-        self.decoder = Stack(
-            build,
-            layers=range(config.decoder_layers),
-            final=True,
-            numbered_from=config.num_layers,
-            decoder=True,
-        )
-        self.output_layer = VocabParallelBias(
-            config.vocab_size,
-            padded_size=config.padded_vocab_size(groups.tp_size),
-            tp=groups.tp,
-            dtype=dtype,
-            device=device,
-        )
+        self._build(Build(config, groups, execution, dtype, device))
         if torch.device(device or "cpu").type != "meta":
             self.reset_parameters()
+
+    def _build(self, build: Build) -> None:
+        """Make the parts of this stage."""
+        config, stage, split = self.config, self.stage, self.config.num_layers
+        self.embedding = self.encoder = self.decoder = self.output_layer = None
+        embeds = stage.first or split in stage.layers
+        if embeds or stage.last:
+            self.embedding = Embedding(build, table_only=not embeds)
+        if stage.layers.start < split:
+            layers = range(stage.layers.start, min(stage.layers.stop, split))
+            self.encoder = Stack(build, layers=layers, final=layers.stop == split)
+        if stage.layers.stop > split:
+            self.decoder = Stack(
+                build,
+                layers=range(max(stage.layers.start - split, 0), stage.layers.stop - split),
+                final=stage.last,
+                numbered_from=split,
+                decoder=True,
+            )
+        if stage.last:
+            self.output_layer = VocabParallelBias(
+                config.vocab_size,
+                padded_size=config.padded_vocab_size(self.groups.tp_size),
+                tp=self.groups.tp,
+                dtype=build.dtype,
+                device=build.device,
+            )
 
     def reset_parameters(self) -> None:
         """Write the start values; after ``to_empty`` this makes a meta model real."""
@@ -166,35 +196,78 @@ class T5(nn.Module):
         hidden = self.decode(
             decoder_tokens, memory, padding_mask=padding_mask, dropout_key=dropout_key
         )
-        scores = self._scores(hidden)
         if labels is None:
-            logits = gather(scores, group=self.groups.tp, dim=-1)
+            logits = gather(self._scores(hidden), group=self.groups.tp, dim=-1)
             return logits[..., : self.config.vocab_size]
-        losses = cross_entropy(
-            scores.flatten(0, 1),
-            labels.flatten(),
-            vocab_start=self.embedding.word_embeddings.start,
-            vocab_size=self.config.vocab_size,
-            group=self.groups.tp,
-        ).view_as(labels)
-        weighted = losses if loss_mask is None else losses * loss_mask
-        return GPTLoss(weighted.sum(), losses.detach())
+        return self.loss(hidden, labels, loss_mask)
+
+    def forward_stage(
+        self,
+        x: Tensor,
+        *,
+        decoder_tokens: Tensor,
+        padding_mask: Tensor | None = None,
+        dropout_key: DropoutKey | None = None,
+    ) -> Tensor:
+        """Run this stage's layers.
+
+        Args:
+            x: [b, s] int64 tokens for the encoder on the first stage, else what the stage before
+                gave.
+            decoder_tokens: [b, r] int64, on all stages.
+            padding_mask: As for `forward`.
+            dropout_key: As for `forward`.
+
+        Returns:
+            [b, s, h] before the decoder, [b, s + r, h] in it, the encoder's output first, and
+            [b, r, h] behind the last stage.
+        """
+        memory, stream = self._parted(x, decoder_tokens)
+        if self.encoder is not None:
+            memory = self.encode(memory, padding_mask=padding_mask, dropout_key=dropout_key)
+        if self.decoder is None:
+            return memory
+        stream = self.decode(
+            decoder_tokens,
+            memory,
+            stream=stream,
+            padding_mask=padding_mask,
+            dropout_key=dropout_key,
+        )
+        return stream if self.stage.last else torch.cat([memory, stream], dim=1)
+
+    def _parted(self, x: Tensor, decoder_tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What a stage is given: the encoder's part, and the decoder's where that has begun."""
+        if self.stage.layers.start <= self.config.num_layers:
+            return x, None
+        own = decoder_tokens.size(1) // self.sequence_shares
+        memory, stream = x.split([x.size(1) - own, own], dim=1)  # type: ignore[no-untyped-call]
+        return memory, stream
 
     def encode(
         self,
-        tokens: Tensor,
+        x: Tensor,
         *,
         padding_mask: Tensor | None = None,
         dropout_key: DropoutKey | None = None,
     ) -> Tensor:
-        """Run the encoder on tokens [b, s]; arguments and shapes as for `forward`.
+        """Run this stage's layers of the encoder.
+
+        Args:
+            x: [b, s] int64 tokens, behind the first stage [b, s, h].
+            padding_mask: As for `forward`.
+            dropout_key: As for `forward`.
 
         Returns:
             [b, s, h], this rank's positions with sequence parallelism.
         """
-        seen = _seen(padding_mask, tokens=tokens, queries=tokens.size(1))
-        context = self._context(tokens, seen, dropout_key, memory=None)
-        hidden, _ = self.encoder(self.embedding(tokens, context, layer=0), context)
+        assert self.encoder is not None, "a stage of the decoder encodes nothing"
+        length = x.size(1) * (1 if self.stage.first else self.sequence_shares)
+        seen = _seen(padding_mask, rows=x.size(0), length=length, queries=length, device=x.device)
+        context = self._context(length, seen, dropout_key, memory=None)
+        if self.stage.first and self.embedding is not None:
+            x = self.embedding(x, context, layer=0)
+        hidden, _ = self.encoder(x, context)
         return hidden  # type: ignore[no-any-return]
 
     def decode(
@@ -202,21 +275,45 @@ class T5(nn.Module):
         decoder_tokens: Tensor,
         memory: Tensor,
         *,
+        stream: Tensor | None = None,
         padding_mask: Tensor | None = None,
         dropout_key: DropoutKey | None = None,
     ) -> Tensor:
-        """Run the decoder on tokens [b, r], given what `encode` made of the same samples.
+        """Run this stage's layers of the decoder.
+
+        Args:
+            decoder_tokens: [b, r] int64.
+            memory: [b, s, h], what `encode` made of the same samples.
+            stream: [b, r, h] of the stage before; the tokens are embedded if None.
+            padding_mask: As for `forward`.
+            dropout_key: As for `forward`.
 
         Returns:
             [b, r, h], this rank's positions with sequence parallelism.
         """
-        length = memory.size(1) * (self.groups.tp_size if self.sequence_parallel else 1)
-        ones = torch.ones(memory.size(0), length, dtype=torch.bool, device=memory.device)
-        mask = _seen(padding_mask, tokens=ones, queries=decoder_tokens.size(1))
-        context = self._context(decoder_tokens, None, dropout_key, memory=Memory(memory, mask))
-        first = self.config.num_layers
-        hidden, _ = self.decoder(self.embedding(decoder_tokens, context, layer=first), context)
+        assert self.decoder is not None, "a stage of the encoder decodes nothing"
+        rows, queries = decoder_tokens.shape
+        length = memory.size(1) * self.sequence_shares
+        mask = _seen(padding_mask, rows=rows, length=length, queries=queries, device=memory.device)
+        context = self._context(queries, None, dropout_key, memory=Memory(memory, mask))
+        if stream is None:
+            assert self.embedding is not None, "only a stage that begins the decoder embeds"
+            stream = self.embedding(decoder_tokens, context, layer=self.config.num_layers)
+        hidden, _ = self.decoder(stream, context)
         return hidden  # type: ignore[no-any-return]
+
+    def loss(self, hidden: Tensor, labels: Tensor, loss_mask: Tensor | None = None) -> GPTLoss:
+        """Compare the last stage's hidden states [b, r, h] with labels [b, r]."""
+        scores, (table, _) = self._scores(hidden), self._head()
+        losses = cross_entropy(
+            scores.flatten(0, 1),
+            labels.flatten(),
+            vocab_start=table.start,
+            vocab_size=self.config.vocab_size,
+            group=self.groups.tp,
+        ).view_as(labels)
+        weighted = losses if loss_mask is None else losses * loss_mask
+        return GPTLoss(weighted.sum(), losses.detach())
 
     def _scores(self, hidden: Tensor) -> Tensor:
         """This rank's columns [b, r, v / t] of the scores of [b, r, h]."""
@@ -224,50 +321,62 @@ class T5(nn.Module):
             hidden = gather_partial(hidden, group=self.groups.tp, dim=1)
         else:
             hidden = copy(hidden, group=self.groups.tp)
-        return F.linear(hidden, self.embedding.word_embeddings.weight, self.output_layer.bias)
+        table, bias = self._head()
+        return F.linear(hidden, table.weight, bias.bias)
+
+    def _head(self) -> tuple[VocabParallelEmbedding, VocabParallelBias]:
+        if self.embedding is None or self.output_layer is None:
+            raise headless(self.stage)
+        return self.embedding.word_embeddings, self.output_layer
+
+    @property
+    def sequence_shares(self) -> int:
+        """Ranks over which the positions of a stream are split."""
+        return self.groups.tp_size if self.sequence_parallel else 1
 
     def _context(
         self,
-        tokens: Tensor,
+        length: int,
         mask: Tensor | None,
         dropout_key: DropoutKey | None,
         *,
         memory: Memory | None,
     ) -> Context:
-        check_positions(tokens.size(1), limit=self.config.max_position_embeddings)
+        check_positions(length, limit=self.config.max_position_embeddings)
         return Context(
             rotation=None,
             mask=mask,
             dropout=active_key(dropout_key, config=self.config, training=self.training),
             cache=None,
-            rows=(self._rows(tokens.size(1)),),
+            rows=(self._rows(length),),
             memory=memory,
         )
 
     def _rows(self, length: int) -> range:
         """Positions that this rank's residual stream holds."""
-        if not self.sequence_parallel:
-            return range(length)
-        share, rest = divmod(length, self.groups.tp_size)
+        share, rest = divmod(length, self.sequence_shares)
         if rest:
             raise ValueError(
                 f"the sequence length ({length}) is not a multiple of tp_size "
                 f"({self.groups.tp_size}), which sequence_parallel splits it by. Pad the sequence "
                 f"or switch sequence_parallel off."
             )
-        return range(self.groups.tp_rank * share, (self.groups.tp_rank + 1) * share)
+        own = self.groups.tp_rank if self.sequence_parallel else 0
+        return range(own * share, (own + 1) * share)
 
 
-def _seen(padding_mask: Tensor | None, *, tokens: Tensor, queries: int) -> Tensor:
+def _seen(
+    padding_mask: Tensor | None, *, rows: int, length: int, queries: int, device: torch.device
+) -> Tensor:
     """Which encoder positions each query sees, [b, 1, queries, s] bool."""
-    seen = torch.ones_like(tokens, dtype=torch.bool) if padding_mask is None else padding_mask
-    return seen.bool()[:, None, None, :].expand(-1, 1, queries, -1)
+    if padding_mask is None:
+        padding_mask = torch.ones(rows, length, dtype=torch.bool, device=device)
+    return padding_mask.bool()[:, None, None, :].expand(-1, 1, queries, -1)
 
 
 def _check_layout(groups: ProcessGroups) -> None:
-    for name in ("pp_size", "ulysses_size"):
-        if getattr(groups, name) > 1:
-            raise ValueError(
-                f"{name} is {getattr(groups, name)}, but a T5 splits over tp_size and dp_size "
-                f"only; set {name}=1."
-            )
+    if groups.ulysses_size > 1:
+        raise ValueError(
+            f"ulysses_size is {groups.ulysses_size}, but a T5 splits over tp_size, pp_size and "
+            f"dp_size only; set ulysses_size=1."
+        )

@@ -6,21 +6,31 @@ torch's own forward-only mode fails where a rank holds two neighbouring stages, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-__all__ = ["relay"]
+__all__ = ["MicroBatch", "relay"]
+
+
+class MicroBatch(NamedTuple):
+    """One part of a batch."""
+
+    tokens: Tensor
+    """[b, s], the input of the first stage."""
+    shared: Mapping[str, Tensor]
+    """What all stages get beside their input."""
 
 
 def relay(
     stages: Mapping[int, Callable[..., Tensor]],
-    micro_batches: Sequence[tuple[Tensor, Mapping[str, Tensor]]],
+    micro_batches: Sequence[MicroBatch],
     *,
     owners: Sequence[int],
     group: ProcessGroup,
-    buffer: Callable[[Tensor], Tensor],
+    buffer: Callable[[int, MicroBatch], Tensor],
 ) -> None:
     """Run every stage on every micro batch; the last stage keeps what it computes itself.
 
@@ -28,20 +38,20 @@ def relay(
 
     Args:
         stages: This rank's stages by index.
-        micro_batches: Tokens of each, and what all stages get beside their input.
+        micro_batches: The parts of the batch.
         owners: Rank of each stage in ``group``.
         group: Ranks of the stages.
-        buffer: Makes room for the hidden states of the given tokens.
+        buffer: Makes room for what the stage of this index gets.
     """
     me = group.rank()
-    for tokens, shared in micro_batches:
-        hidden: Tensor | None = tokens
+    for micro_batch in micro_batches:
+        hidden: Tensor | None = micro_batch.tokens
         for index, owner in enumerate(owners):
             if owner != me:
                 continue
             if index and owners[index - 1] != me:
-                hidden = buffer(tokens)
+                hidden = buffer(index, micro_batch)
                 dist.recv(hidden, group=group, group_src=owners[index - 1])
-            hidden = stages[index](hidden, **shared)
+            hidden = stages[index](hidden, **micro_batch.shared)
             if index + 1 < len(owners) and owners[index + 1] != me:
                 dist.send(hidden.contiguous(), group=group, group_dst=owners[index + 1])
