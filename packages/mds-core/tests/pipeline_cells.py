@@ -76,11 +76,11 @@ DEEP_BERT = replace(BERT, num_layers=4, **DROPPING)
 DEEP_T5 = replace(T5_SHAPE, num_layers=3, decoder_num_layers=2, embedding_norm=True, **DROPPING)
 ONCE = (LENGTH,)
 FAMILIES = {
-    "bert": PipelineCell(cell=Cell(config=DEEP_BERT), lengths=ONCE),
+    "bert-1f1b": PipelineCell(cell=Cell(config=DEEP_BERT), lengths=ONCE),
     "bert-zb-v": PipelineCell(
         cell=Cell(config=replace(DEEP_BERT, binary_head=False)), schedule="zb-v", lengths=ONCE
     ),
-    "t5": PipelineCell(cell=Cell(config=DEEP_T5), sizes=(3, 2), lengths=(LENGTH, 12)),
+    "t5-1f1b": PipelineCell(cell=Cell(config=DEEP_T5), sizes=(3, 2), lengths=(LENGTH, 12)),
     "t5-zb-h1": PipelineCell(
         cell=Cell(config=DEEP_T5, execution=Execution(recompute="full")),
         schedule="zb-h1",
