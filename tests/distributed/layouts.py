@@ -32,6 +32,7 @@ class Layout:
     zero_stage: int
     precision: str = "fp32"
     ulysses_size: int = 1
+    sequence_sharing: str = "ulysses"
     sequence_parallel: bool = False
     pp_size: int = 1
     ep_size: int = 1
@@ -39,9 +40,11 @@ class Layout:
     schedule: str | None = None
     virtual_stages: int | None = None
     partition: str = "layers"
+    split_rank: int | None = None
     recompute: str = "none"
     recompute_layers: int = 1
     recompute_modules: tuple[str, ...] = ()
+    sequence_chunk: int | None = None
     offload_activations: bool = False
     offload_optimizer: str = "none"
     offload_parameters: str = "none"
@@ -54,7 +57,9 @@ class Layout:
             f"pp{self.pp_size}-{self.schedule or '1f1b'}" * (self.pp_size > 1),
             f"stages{self.virtual_stages}" * (self.virtual_stages is not None),
             self.partition.replace(",", "+") * (self.partition != "layers"),
-            f"ulysses{self.ulysses_size}" * (self.ulysses_size > 1),
+            f"split{self.split_rank}" * (self.split_rank is not None),
+            f"{self.sequence_sharing}{self.ulysses_size}" * (self.ulysses_size > 1),
+            f"chunk{self.sequence_chunk}" * (self.sequence_chunk is not None),
             f"ep{self.ep_size}" * (self.ep_size > 1),
             "whole" * (not self.expert_tensor_parallel),
             "sp" * self.sequence_parallel,
@@ -75,12 +80,14 @@ class Layout:
             "pp_size",
             "zero_stage",
             "ulysses_size",
+            "sequence_sharing",
             "ep_size",
             "expert_tensor_parallel",
             "sequence_parallel",
             "schedule",
             "virtual_stages",
             "partition",
+            "split_rank",
         )
         return {key: getattr(self, key) for key in keys}
 
@@ -91,6 +98,7 @@ class Layout:
             "recompute",
             "recompute_layers",
             "recompute_modules",
+            "sequence_chunk",
             "offload_activations",
             "offload_optimizer",
             "offload_parameters",

@@ -1,4 +1,4 @@
-"""Samples whose documents do not see each other, on layouts that cut sequences and heads."""
+"""Samples whose documents do not see each other, on layouts that cut sequences, heads, layers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,13 @@ LAYOUTS = always(
     [
         {"tp_size": 2, "sequence_parallel": True},
         {"ulysses_size": 2},
+        {"pp_size": 2},
     ],
-    [{"zero_stage": 3}],
+    [
+        {"zero_stage": 3},
+        {"ulysses_size": 2, "sequence_sharing": "ring"},
+        {"pp_size": 2, "schedule": "zb-h1", "zero_stage": 0},
+    ],
 )
 
 

@@ -15,8 +15,18 @@ pytestmark = pytest.mark.timeout(600)
 
 PRECISIONS = ("fp32", "bf16")
 CELLS = always(
-    [("bert", Layout(2, 2, 1)), ("t5", Layout(2, 1, 3))],
+    [("bert", Layout(2, 2, 1)), ("t5", Layout(2, 1, 3)), ("t5", Layout(2, 1, 1, pp_size=2))],
     [
+        ("bert", Layout(2, 1, 0, pp_size=2)),
+        ("bert", Layout(2, 1, 1, "bf16", pp_size=2, schedule="zb-h1")),
+        ("bert", Layout(4, 2, 1, pp_size=2, schedule="gpipe")),
+        ("t5", Layout(2, 1, 0, "bf16", pp_size=2, schedule="zb-v")),
+        ("t5", Layout(2, 1, 1, pp_size=2, virtual_stages=2, partition="1,1,1,1")),
+        ("t5", Layout(2, 1, 1, pp_size=2, schedule="zb-h1", partition="1,3")),
+        ("t5", Layout(4, 1, 1, pp_size=4, partition="parameters")),
+        ("t5", Layout(4, 2, 1, pp_size=2, sequence_parallel=True, split_rank=1)),
+        ("translation", Layout(4, 1, 1, pp_size=2, split_rank=1)),
+        ("translation", Layout(3, 1, 0, pp_size=3, split_rank=2)),
         ("t5", Layout(2, 2, 2, sequence_parallel=True)),
         *(
             (kind, Layout(ranks, tp_size, stage, precision))

@@ -32,6 +32,7 @@ LAYOUTS = always(
         Layout(2, 1, 3, ulysses_size=2, recompute="full"),
         Layout(4, 2, 3),
         Layout(2, 1, 2, offload_optimizer="cpu"),
+        Layout(2, 1, 1, ulysses_size=2, sequence_sharing="ring", sequence_chunk=3),
     ],
     [
         Layout(1, 1, 0),
@@ -55,6 +56,9 @@ LAYOUTS = always(
         Layout(4, 2, 2),
         Layout(4, 2, 1),
         Layout(4, 1, 1, ulysses_size=2),
+        Layout(4, 1, 1, ulysses_size=4, sequence_sharing="ring", recompute="full"),
+        Layout(4, 2, 0, ulysses_size=2, sequence_sharing="ring", sequence_parallel=True),
+        Layout(1, 1, 1, sequence_chunk=5, recompute="full", offload_activations=True),
     ],
 )
 

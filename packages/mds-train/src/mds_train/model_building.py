@@ -11,9 +11,10 @@ import torch
 
 from mds_core.config import Execution
 from mds_core.groups import ProcessGroups
-from mds_core.models import GPT, T5, Bert
-from mds_core.partition import Stage, balance, parameter_costs, stages_of
+from mds_core.models import GPT, T5, Bert, DistilledGPT, add_adapters
+from mds_core.partition import Stage, balance, balance_split, parameter_costs, stages_of
 from mds_core.pipeline import Pipeline
+from mds_core.sharding import ParameterShard
 from mds_train.config import TrainConfig
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "global_shapes",
     "parameter_dtype",
     "stages",
+    "trained_shards",
 ]
 
 logger = logging.getLogger(__name__)
@@ -43,6 +45,11 @@ def build_model(
         logger.warning(
             "parallel.sequence_parallel does nothing: parallel.tp_size is 1, so nobody shares."
         )
+    if config.parallel.sequence_sharing == "ring" and groups.ulysses_size == 1:
+        logger.warning(
+            'parallel.sequence_sharing "ring" does nothing: parallel.ulysses_size is 1, so nobody '
+            "shares a sequence."
+        )
     if groups.pp_size > 1:
         return _build_pipeline(config, groups, device=device)
     return build_undivided(config, groups, device=device)
@@ -52,8 +59,8 @@ def build_undivided(
     config: TrainConfig, groups: ProcessGroups, *, device: torch.device | str
 ) -> Model:
     """The model of the run's family without pipeline stages; on "meta" without memory."""
-    kind = _KINDS[config.model.family]
-    return kind(
+    kind = DistilledGPT if config.distill.teacher else _KINDS[config.model.family]
+    model: Model = kind(
         config.model.core(tp_size=config.parallel.tp_size),  # type: ignore[arg-type]
         groups,
         seed=config.train.seed,
@@ -61,6 +68,18 @@ def build_undivided(
         device=device,
         execution=execution_of(config),
     )
+    if config.lora.adapters is not None and isinstance(model, GPT):
+        add_adapters(model, config.lora.adapters)
+    return model
+
+
+def trained_shards(model: Model | Pipeline) -> dict[str, ParameterShard]:
+    """What this rank holds of each parameter that is trained; beside adapters all others rest."""
+    shards = dict(model.parameter_shards())
+    if isinstance(model, Pipeline):
+        return shards
+    trained = {name for name, each in model.named_parameters() if each.requires_grad}
+    return {name: shard for name, shard in shards.items() if name in trained}
 
 
 def _build_pipeline(
@@ -87,9 +106,14 @@ def stages(config: TrainConfig) -> tuple[Stage, ...]:
     if parallel.stage_sizes is not None:
         found = stages_of(parallel.stage_sizes)
     else:
-        even = [1.0] * model.num_layers
-        costs = parameter_costs(model.core()) if parallel.partition == "parameters" else even
-        found = balance(costs, count=parallel.stage_count)
+        core = model.core()
+        even = (1.0,) * core.stacked_layers
+        costs = parameter_costs(core) if parallel.partition == "parameters" else even
+        if parallel.split_rank is None:
+            found = balance(costs, count=parallel.stage_count)
+        else:
+            counts = parallel.split_rank, parallel.pp_size - parallel.split_rank
+            found = balance_split(costs, counts=counts, at=model.num_layers)
     if parallel.ep_size > 1:
         _check_experts_everywhere(config, found)
     return found
@@ -111,9 +135,9 @@ def _check_experts_everywhere(config: TrainConfig, found: Sequence[Stage]) -> No
 
 
 def global_shapes(config: TrainConfig) -> dict[str, tuple[int, ...]]:
-    """Shape of every parameter of the whole model, in its order."""
+    """Shape of every trained parameter of the whole model, in its order."""
     model = build_undivided(config, ProcessGroups.single(), device="meta")
-    return {name: shard.global_shape for name, shard in model.parameter_shards().items()}
+    return {name: shard.global_shape for name, shard in trained_shards(model).items()}
 
 
 def execution_of(config: TrainConfig) -> Execution:
@@ -126,6 +150,8 @@ def execution_of(config: TrainConfig) -> Execution:
         recompute_layers=memory.recompute_layers,
         recompute_modules=memory.recompute_modules,  # type: ignore[arg-type]
         offload_activations=memory.offload_activations,
+        sequence_sharing="ring" if config.parallel.in_a_ring else "ulysses",
+        sequence_chunk=memory.sequence_chunk,
     )
 
 

@@ -25,8 +25,15 @@ from mds_train.config import ModelConfig
         (T5, {"data": {"pairs": True, "order": "megatron"}}, "is not known for pairs"),
         (BERT, {"data": {"pairs": True}}, "data.pairs means nothing to samples of a bert"),
         (BERT, {"data": {"mask_probability": 1.5}}, "it must lie from 0 to 1"),
-        (BERT, {"parallel": {"pp_size": 2}}, "parallel.pp_size is 2, but a bert"),
+        (BERT, {"parallel": {"pp_size": 2, "split_rank": 1}}, "only a t5 has an encoder and a"),
+        (T5, {"parallel": {"pp_size": 4}}, "num_layers 2 . decoder_num_layers 1 are too few for"),
+        (
+            T5,
+            {"parallel": {"pp_size": 3, "split_rank": 1}},
+            "model.decoder_num_layers 1 are too few for the 2 ranks that parallel.split_rank 1",
+        ),
         (T5, {"parallel": {"ulysses_size": 2}}, "parallel.ulysses_size is 2, but a t5"),
+        (T5, {"memory": {"sequence_chunk": 8}}, "only a gpt cuts its sequences"),
         (BERT, {"parallel": {"tp_size": 2, "sequence_parallel": True}}, "need them whole"),
         (
             T5,

@@ -140,6 +140,13 @@ def test_zero_runs_at_every_stage_and_its_conflict_with_a_pipeline_says_what_to_
             "data.seq_length 15 is not a multiple of parallel.ulysses_size 2",
         ),
         (
+            {
+                "parallel": {"ulysses_size": 4, "sequence_sharing": "ring"},
+                "data": {"seq_length": 12},
+            },
+            "data.seq_length 12 is not a multiple of 8, twice parallel.ulysses_size 4",
+        ),
+        (
             {"parallel": {"tp_size": 2, "sequence_parallel": True}, "data": {"seq_length": 15}},
             r"15 is not a multiple of .* tp_size 2 \(parallel.sequence_parallel\)",
         ),

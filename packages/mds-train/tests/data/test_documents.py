@@ -140,7 +140,6 @@ def test_a_run_on_conversations_learns_and_goes_on_as_if_it_had_not_stopped(
         ({"data": {"conversations": False, "learn_prompts": True}}, "needs data.conversations"),
         ({"data": {"conversations": False, "packing": False}}, "about data.conversations"),
         ({"data": {"curriculum_start_length": 8, "curriculum_steps": 2}}, "data.packing"),
-        ({"parallel": {"pp_size": 2}}, "pp_size 1"),
     ],
 )
 def test_what_does_not_go_together_is_said(

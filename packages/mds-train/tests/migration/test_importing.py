@@ -51,6 +51,27 @@ def values(settings: Settings) -> dict[str, Any]:
     return {key: item.value for key, item in settings.items()}
 
 
+@pytest.mark.parametrize(
+    ("flags", "drawn"),
+    [
+        ("--num-experts 4", {"model.moe_drop_policy": "random"}),
+        ("--num-experts 4 --topk 1 --disable-moe-token-dropping", {}),
+        ("--num-experts 4 --topk 2", {"model.moe_sample_second": True}),
+        (
+            "--num-experts 4 --topk 2 --disable-moe-top2-2nd-expert-sampling",
+            {"model.moe_sample_second": False},
+        ),
+        ("", {}),
+    ],
+)
+def test_a_router_draws_what_the_originals_draws(flags: str, drawn: dict[str, Any]) -> None:
+    imported = import_arguments([*ARGUMENTS, *flags.split()], name="arguments")
+
+    found = values(imported.settings)
+    keys = ("model.moe_drop_policy", "model.moe_sample_second")
+    assert {key: found[key] for key in keys if key in found} == drawn
+
+
 def test_flags_and_the_originals_defaults_make_a_configuration() -> None:
     imported = import_arguments(ARGUMENTS, name="arguments")
 

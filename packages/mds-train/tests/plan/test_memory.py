@@ -9,8 +9,9 @@ import pytest
 from shell_cases import tiny_config
 
 from mds_core import ProcessGroups
-from mds_core.models import GPT
-from mds_train.config import MemoryConfig, ParallelConfig
+from mds_core.layers.lora import AdapterConfig
+from mds_core.models import GPT, add_adapters
+from mds_train.config import LoraConfig, MemoryConfig, ParallelConfig
 from mds_train.plan.memory import plan_memory
 
 
@@ -60,6 +61,21 @@ def test_ranks_that_share_out_experts_hold_a_part_of_them() -> None:
     assert memory.weights == pytest.approx(4 * (config.model.num_params() - half), abs=16)
     # ZeRO cuts what both ranks hold; the experts of a rank are held by nobody else.
     assert memory.optimizer == pytest.approx(12 / 2 * config.model.num_params(), abs=64)
+
+
+def test_beside_adapters_the_weights_have_no_gradients() -> None:
+    config = tiny_config(Path("run"))
+    load = replace(config.checkpoint, load="base", load_weights_only=True)
+    adapting = replace(config, checkpoint=load, lora=LoraConfig(rank=2))
+    model = GPT(config.model.core(), ProcessGroups.single(), device="meta")
+    add_adapters(model, AdapterConfig(rank=2, alpha=16.0))
+    trained = sum(each.numel() for each in model.parameters() if each.requires_grad)
+
+    whole, memory = (plan_memory(each, world_size=1) for each in (config, adapting))
+
+    assert memory.weights == whole.weights
+    assert memory.gradients == 4 * trained
+    assert memory.optimizer * whole.gradients == whole.optimizer * memory.gradients
 
 
 def test_tensor_parallel_halves_the_model() -> None:

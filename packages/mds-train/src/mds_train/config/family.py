@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from mds_train.config.data import DataConfig
+from mds_train.config.memory import MemoryConfig
 from mds_train.config.model import ModelConfig
 from mds_train.config.parallel import ParallelConfig
 
-__all__ = ["check_family_data", "check_family_layout"]
+__all__ = ["check_family_data", "check_family_layout", "check_family_memory"]
 
 _OF_GPT = (
     *("conversations", "reset_attention_mask", "reset_position_ids", "eod_mask_loss"),
@@ -75,6 +76,19 @@ def _check_decoder(model: ModelConfig, data: DataConfig) -> None:
         )
 
 
+def check_family_memory(model: ModelConfig, memory: MemoryConfig) -> None:
+    """The family can compute so.
+
+    Raises:
+        ValueError: If it cannot.
+    """
+    if memory.sequence_chunk is not None and model.family != "gpt":
+        raise ValueError(
+            f"memory.sequence_chunk is {memory.sequence_chunk}, but only a gpt cuts its sequences, "
+            f"and model.family is {model.family!r}; leave it out."
+        )
+
+
 def check_family_layout(model: ModelConfig, data: DataConfig, parallel: ParallelConfig) -> None:
     """The family can be spread over the ranks so.
 
@@ -82,16 +96,19 @@ def check_family_layout(model: ModelConfig, data: DataConfig, parallel: Parallel
         ValueError: If it cannot.
     """
     family = model.family
+    if parallel.split_rank is not None and family != "t5":
+        raise ValueError(
+            f"parallel.split_rank is {parallel.split_rank}, but only a t5 has an encoder and a "
+            f"decoder to split, and model.family is {family!r}; leave it out."
+        )
     if family == "gpt":
-        _check_documents(data, parallel)
         return
-    for name in ("pp_size", "ulysses_size"):
-        if (size := getattr(parallel, name)) > 1:
-            raise ValueError(
-                f"parallel.{name} is {size}, but a {family} (model.family) is spread over "
-                f"parallel.tp_size and data-parallel ranks only; use {name} 1, and "
-                f"parallel.zero_stage 3 or a larger tp_size to save memory."
-            )
+    if parallel.ulysses_size > 1:
+        raise ValueError(
+            f"parallel.ulysses_size is {parallel.ulysses_size}, but a {family} (model.family) is "
+            f"spread over parallel.tp_size, pp_size and data-parallel ranks only; use ulysses_size "
+            f"1, and a larger tp_size or pp_size to save memory."
+        )
     if not parallel.sequence_parallel:
         return
     if family == "bert":
@@ -105,13 +122,4 @@ def check_family_layout(model: ModelConfig, data: DataConfig, parallel: Parallel
             f"data.decoder_seq_length {length} is not a multiple of parallel.tp_size "
             f"{parallel.tp_size}, whose ranks hold equal parts of it (parallel.sequence_parallel). "
             f"Change one of them."
-        )
-
-
-def _check_documents(data: DataConfig, parallel: ParallelConfig) -> None:
-    if data.marks_documents and parallel.pp_size > 1:
-        raise ValueError(
-            f"parallel.pp_size is {parallel.pp_size}, but pipeline stages are not told where the "
-            f"documents of a sample end (data.reset_attention_mask, or packed "
-            f"data.conversations); use pp_size 1, or data.packing = false."
         )

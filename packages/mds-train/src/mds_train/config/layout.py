@@ -28,6 +28,8 @@ def check_whole_heads(model: ModelConfig, parallel: ParallelConfig) -> None:
             f"parallel.tp_size {tp_size} does not divide model.num_attention_heads {heads} and "
             f"num_key_value_heads {groups}; each rank needs whole heads."
         )
+    if parallel.in_a_ring:  # each rank keeps its positions of all heads
+        return
     if (groups // tp_size) % parallel.ulysses_size:
         raise ValueError(
             f"parallel.ulysses_size {parallel.ulysses_size} does not divide the "
@@ -44,6 +46,12 @@ def check_sequence_shares(data: DataConfig, parallel: ParallelConfig) -> None:
         ValueError: If data.seq_length does not divide.
     """
     shares, names = parallel.ulysses_size, f"parallel.ulysses_size {parallel.ulysses_size}"
+    if parallel.in_a_ring and data.seq_length % (2 * shares):
+        raise ValueError(
+            f"data.seq_length {data.seq_length} is not a multiple of {2 * shares}, twice {names}: "
+            f'with parallel.sequence_sharing "ring" each rank holds a stretch of either half. '
+            f"Change one of them."
+        )
     if parallel.sequence_parallel:
         shares *= parallel.tp_size
         names += f" * tp_size {parallel.tp_size} (parallel.sequence_parallel)"
@@ -77,16 +85,33 @@ def check_stages(model: ModelConfig, parallel: ParallelConfig) -> None:
         return
     stages = f"{parallel.stage_count} stages (parallel.pp_size {parallel.pp_size}"
     stages += f', parallel.schedule "{parallel.pipeline_schedule}")'
-    sizes = parallel.stage_sizes
-    if sizes is None and model.num_layers < parallel.stage_count:
-        raise ValueError(
-            f"model.num_layers {model.num_layers} are too few for {stages}; each needs a layer."
-        )
-    if sizes is not None and (len(sizes), sum(sizes)) != (parallel.stage_count, model.num_layers):
+    sizes, layers = parallel.stage_sizes, model.core().stacked_layers
+    named = f"model.num_layers {model.num_layers}"
+    if model.family == "t5":
+        named += f" + decoder_num_layers {layers - model.num_layers}"
+    if sizes is None and layers < parallel.stage_count:
+        raise ValueError(f"{named} are too few for {stages}; each needs a layer.")
+    if sizes is not None and (len(sizes), sum(sizes)) != (parallel.stage_count, layers):
         raise ValueError(
             f'parallel.partition "{parallel.partition}" gives {len(sizes)} stages together '
-            f"{sum(sizes)} layers, but there are {stages} and model.num_layers {model.num_layers}."
+            f"{sum(sizes)} layers, but there are {stages} and {named}."
         )
+    if parallel.split_rank is not None:
+        _check_split(parallel.split_rank, model, parallel)
+
+
+def _check_split(split: int, model: ModelConfig, parallel: ParallelConfig) -> None:
+    """Both stacks have a layer for each of their ranks."""
+    decoder = model.core().stacked_layers - model.num_layers
+    for name, layers, ranks in (
+        ("model.num_layers", model.num_layers, split),
+        ("model.decoder_num_layers", decoder, parallel.pp_size - split),
+    ):
+        if layers < ranks:
+            raise ValueError(
+                f"{name} {layers} are too few for the {ranks} ranks that parallel.split_rank "
+                f"{split} of pp_size {parallel.pp_size} gives them; each needs a layer."
+            )
 
 
 def check_micro_batches(parallel: ParallelConfig, *, count: int) -> None:

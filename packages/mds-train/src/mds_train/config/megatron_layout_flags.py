@@ -20,7 +20,12 @@ _PARALLEL: tuple[OldFlag, ...] = (
         note="it has been called --tensor-model-parallel-size since Megatron 2.0",
     ),
     Value(names=("--pipeline-model-parallel-size",), key="parallel.pp_size"),
+    Value(names=("--pipeline-model-parallel-split-rank",), key="parallel.split_rank"),
     Value(names=("--ds-sequence-parallel-size",), key="parallel.ulysses_size"),
+    Ignored(
+        names=("--force-ds-sequence-parallel",),
+        reason="parallel.ulysses_size alone says whether ranks share sequences",
+    ),
     Value(names=("--zero-stage",), key="parallel.zero_stage", convert=whole_text),
     Value(
         names=("--distributed-timeout-minutes",),
@@ -110,6 +115,12 @@ _MEMORY: tuple[OldFlag, ...] = (
         instead="--parallel.sequence-parallel splits what is kept over the tensor-parallel ranks",
     ),
     Value(names=("--remote-device",), key="memory.offload_parameters"),
+    Switch(names=("--ds-sequence-parallel-fpdt",), values={"memory.sequence_chunk": 65536}),
+    Value(names=("--ds-sequence-parallel-fpdt-chunk-size",), key="memory.sequence_chunk"),
+    Switch(
+        names=("--ds-sequence-parallel-fpdt-offloading",),
+        values={"memory.offload_activations": True},
+    ),
     Switch(names=("--checkpoint-in-cpu",), values={"memory.offload_activations": True}),
     Ignored(
         names=(

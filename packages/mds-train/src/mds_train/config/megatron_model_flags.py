@@ -77,9 +77,9 @@ _EXPERTS: tuple[OldFlag, ...] = (
         names=("--create-moe-param-group",),
         reason="experts that ranks share out always have groups of their own",
     ),
-    Ignored(
+    Switch(
         names=("--disable-moe-top2-2nd-expert-sampling",),
-        reason="a token's second expert is always the next probable one",
+        values={"model.moe_sample_second": False},
     ),
     Ignored(names=("--use-tutel",), reason="tokens are sent to their experts by the model itself"),
 )

@@ -6,7 +6,7 @@ that change what a run here does stand in megatron_table.
 
 from __future__ import annotations
 
-from mds_train.config.megatron_kinds import Ignored, OldFlag, Only, Refused
+from mds_train.config.megatron_kinds import Ignored, OldFlag, Only, Refused, Value
 
 __all__ = ["SPECIALTIES"]
 
@@ -29,18 +29,30 @@ _MODELS: tuple[OldFlag, ...] = (
         "--num-experts with --topk 1 sends every token to one expert, as a switch layer does",
         "--num-experts-switch",
     ),
+    Value(names=("--load-teacher",), key="distill.teacher"),
+    Value(
+        names=("--kd-alpha-ce",),
+        key="distill.alpha",
+        note="the original reads it and leaves the cross-entropy as it is, which is 1",
+    ),
+    Value(names=("--kd-beta-ce",), key="distill.beta"),
+    Value(names=("--kd-temp",), key="distill.temperature"),
+    Ignored(
+        names=("--kd", "--mos"), reason="a run learns from a teacher where --load-teacher names one"
+    ),
+    Ignored(
+        names=(
+            "--num-layers-teacher",
+            "--hidden-size-teacher",
+            "--num-attention-heads-teacher",
+            "--num-experts-teacher",
+        ),
+        takes_value=True,
+        reason="the teacher's shape is read from its checkpoint",
+    ),
     _refused(
-        "leave it out: distillation is not trained here",
-        "--kd",
-        "--mos",
-        "--kd-alpha-ce",
-        "--kd-beta-ce",
-        "--kd-temp",
-        "--load-teacher",
-        "--num-layers-teacher",
-        "--hidden-size-teacher",
-        "--num-attention-heads-teacher",
-        "--num-experts-teacher",
+        "to train a checkpoint's weights from step 0, write --finetune; the optimizer's state "
+        "belongs to the steps that it was made in",
         "--reset-iteration",
     ),
     _refused(
@@ -187,10 +199,6 @@ _PARALLEL: tuple[OldFlag, ...] = (
         reason="the engine chooses how it communicates, which changes no result",
     ),
     _refused(
-        "leave it out: layers are shared out over the stages by the pipeline",
-        "--pipeline-model-parallel-split-rank",
-    ),
-    _refused(
         "leave it out: initial weights are the same whatever the layout is",
         "--data-parallel-random-init",
     ),
@@ -200,14 +208,6 @@ _PARALLEL: tuple[OldFlag, ...] = (
         "--tile-factor",
         "--scattered-embeddings",
         "--split-transformers",
-    ),
-    _refused(
-        "--ds-sequence-parallel-size shares a sequence between ranks; chunks of it are not "
-        "offloaded here",
-        "--force-ds-sequence-parallel",
-        "--ds-sequence-parallel-fpdt",
-        "--ds-sequence-parallel-fpdt-chunk-size",
-        "--ds-sequence-parallel-fpdt-offloading",
     ),
 )
 

@@ -27,6 +27,10 @@ class MemoryConfig:
     recompute_modules: tuple[str, ...] = ()
     """With "modules", of each layer: core_attention or attention, norm, activation or mlp."""
 
+    sequence_chunk: int | None = None
+    """Most positions that attention pairs with as many others, and that an MLP sees, at a time; all
+    when left out. For long sequences: nothing then grows with the square of their length."""
+
     offload_activations: bool = False
     """Keep what the backward pass needs of the layers in the host's memory."""
 
@@ -57,6 +61,7 @@ class MemoryConfig:
                 )
         self._check_offload()
         require_positive("memory.recompute_layers", self.recompute_layers)
+        require_positive("memory.sequence_chunk", self.sequence_chunk)
         if self.recompute_layers > 1 and self.recompute != "full":
             raise ValueError(
                 f"memory.recompute_layers is {self.recompute_layers}, but memory.recompute is "

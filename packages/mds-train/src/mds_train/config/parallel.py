@@ -48,8 +48,16 @@ class ParallelConfig:
     partition: str = "layers"
     """How stages share the layers: equally many "layers", or "parameters", or numbers "3,5"."""
 
+    split_rank: int | None = None
+    """Of a T5's pipeline: first rank that holds layers of the decoder, and none of the encoder; if
+    left out, the stages share out the layers of both, and one may hold both kinds."""
+
     ulysses_size: int = 1
-    """Ranks that share each sequence and swap it for heads in attention (DeepSpeed-Ulysses)."""
+    """Ranks that share each sequence, by swapping it for heads in attention (DeepSpeed-Ulysses)."""
+
+    sequence_sharing: str = "ulysses"
+    """How they do it: "ulysses", or "ring", in which keys and values go round (context parallel,
+    causal and balanced); then the number of heads does not limit ulysses_size."""
 
     sequence_parallel: bool = False
     """Split what lies between the tensor-parallel layers by position (Megatron's)."""
@@ -85,6 +93,9 @@ class ParallelConfig:
                 f"parallel.zero_stage 3 does not go together with parallel.ep_size {self.ep_size}: "
                 f"use zero_stage 0 to 2, or ep_size 1."
             )
+        require_choice(
+            "parallel.sequence_sharing", self.sequence_sharing, choices=("ulysses", "ring")
+        )
         self._check_stages()
 
     def _check_stages(self) -> None:
@@ -103,6 +114,22 @@ class ParallelConfig:
                 f"parallel.partition is {self.partition!r}, but it must be layers, parameters, or "
                 f'the number of layers of each stage, like "3,5".'
             )
+        if self.split_rank is not None:
+            self._check_split(self.split_rank)
+
+    def _check_split(self, split: int) -> None:
+        if not 0 < split < self.pp_size:
+            raise ValueError(
+                f"parallel.split_rank is {split}, but it must be at least 1 and below "
+                f"parallel.pp_size {self.pp_size}: both stacks need a rank."
+            )
+        if self.stage_count != self.pp_size or self.stage_sizes is not None:
+            raise ValueError(
+                f"parallel.split_rank {split} goes with one stage on each rank and partition "
+                f"layers or parameters, but parallel.schedule is {self.pipeline_schedule!r} with "
+                f"{self.stage_count} stages and partition {self.partition!r}; leave it out, or "
+                f"change these."
+            )
 
     @property
     def pipeline_schedule(self) -> str:
@@ -110,6 +137,11 @@ class ParallelConfig:
         if self.schedule is None:
             return "interleaved-1f1b" if (self.virtual_stages or 1) > 1 else "1f1b"
         return self.schedule
+
+    @property
+    def in_a_ring(self) -> bool:
+        """Whether keys and values go round the ranks that share a sequence."""
+        return self.sequence_sharing == "ring" and self.ulysses_size > 1
 
     @property
     def stage_count(self) -> int:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mds_train.config.checkpoint import CheckpointConfig
 from mds_train.config.data import DataConfig
+from mds_train.config.distill import DistillConfig
 from mds_train.config.engine import EngineConfig
-from mds_train.config.family import check_family_data, check_family_layout
+from mds_train.config.family import (
+    check_family_data,
+    check_family_layout,
+    check_family_memory,
+)
 from mds_train.config.fp16 import Fp16Config
 from mds_train.config.layout import (
     check_expert_shares,
@@ -19,6 +25,7 @@ from mds_train.config.layout import (
     check_stages,
     check_whole_heads,
 )
+from mds_train.config.lora import LoraConfig
 from mds_train.config.memory import MemoryConfig
 from mds_train.config.model import ModelConfig
 from mds_train.config.optimizer import OptimizerConfig, ScheduleConfig
@@ -60,6 +67,12 @@ class TrainConfig:
     fp16: Fp16Config = field(default_factory=Fp16Config)
     """How the loss is scaled where train.precision is fp16."""
 
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    """Adapters in place of the weights."""
+
+    distill: DistillConfig = field(default_factory=DistillConfig)
+    """A teacher to learn from."""
+
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """Saving and loading."""
 
@@ -69,12 +82,15 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_family_data(self.model, self.data)
         check_family_layout(self.model, self.data, self.parallel)
+        check_family_memory(self.model, self.memory)
         check_sequence(self)
         check_schedule(self)
         check_backup(self)
         check_growth(self)
         check_offload(self)
         check_muon(self)
+        check_adapters(self)
+        check_teacher(self)
         check_whole_heads(self.model, self.parallel)
         check_sequence_shares(self.data, self.parallel)
         check_stages(self.model, self.parallel)
@@ -87,6 +103,10 @@ class TrainConfig:
         flops = self.model.flops_of_sample(
             data.seq_length, decoder_seq_length=data.decoder_seq_length
         )
+        if self.lora.rank:
+            # Products with weights have no gradient of these; those of attention (which are what
+            # grows with the length) keep all three passes.
+            flops -= self.model.flops_of_sample(1) * data.seq_length / 3
         return flops / data.tokens_of_sample
 
     def as_dict(self) -> dict[str, Any]:
@@ -152,6 +172,8 @@ def check_growth(config: TrainConfig) -> None:
     data, parallel = config.data, config.parallel
     grows = data.curriculum_start_length is not None
     shares = parallel.ulysses_size * (parallel.tp_size if parallel.sequence_parallel else 1)
+    if parallel.in_a_ring:
+        shares = math.lcm(shares, 2 * parallel.ulysses_size)
     if grows and data.curriculum_multiple % shares:
         raise ValueError(
             f"data.curriculum_multiple {data.curriculum_multiple} is not a multiple of the "
@@ -186,6 +208,31 @@ def check_offload(config: TrainConfig) -> None:
         )
 
 
+def check_adapters(config: TrainConfig) -> None:
+    """Adapters stand beside weights that are loaded, in a model on one stage."""
+    if not config.lora.rank:
+        return
+    checkpoint, model = config.checkpoint, config.model
+    wrong = {
+        "needs checkpoint.load, the model that it adapts": checkpoint.load is None,
+        "takes weights alone; set checkpoint.load_weights_only": not checkpoint.load_weights_only,
+        "needs the checkpoint; unset checkpoint.from_scratch_if_missing": (
+            checkpoint.from_scratch_if_missing
+        ),
+        "fills a folder of its own; choose another train.run_dir": continues_itself(config),
+        f"is for GPT-like models, not for a {model.family}": model.family != "gpt",
+        "does not go together with parallel.pp_size > 1; use tp_size and ZeRO": (
+            config.parallel.pp_size > 1
+        ),
+        "does not adapt experts; leave linear_fc1 and linear_fc2 out of lora.targets": (
+            any(model.experts) and any("fc" in target for target in config.lora.targets)
+        ),
+    }
+    for why, is_so in wrong.items():
+        if is_so:
+            raise ValueError(f"lora.rank is {config.lora.rank}, and LoRA {why}.")
+
+
 def check_muon(config: TrainConfig) -> None:
     """Muon puts matrices together where the model is."""
     if config.optimizer.name != "muon":
@@ -201,6 +248,24 @@ def check_muon(config: TrainConfig) -> None:
             f'optimizer.name "muon" does not step experts that ranks share out '
             f'(parallel.ep_size {config.parallel.ep_size}); use ep_size 1, or "adamw".'
         )
+
+
+def check_teacher(config: TrainConfig) -> None:
+    """A teacher stands beside a GPT on one stage."""
+    if config.distill.teacher is None:
+        return
+    wrong = {
+        f"is for GPT-like models, not for a {config.model.family}": config.model.family != "gpt",
+        "does not go together with parallel.pp_size > 1; use tp_size and ZeRO": (
+            config.parallel.pp_size > 1
+        ),
+        "compares true vocabularies; unset model.legacy_vocab_softmax": (
+            config.model.legacy_vocab_softmax
+        ),
+    }
+    for why, is_so in wrong.items():
+        if is_so:
+            raise ValueError(f"distill.teacher is set, and distillation {why}.")
 
 
 def check_backup(config: TrainConfig) -> None:

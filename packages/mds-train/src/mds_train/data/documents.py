@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -25,6 +26,18 @@ class DocumentBatch(MicroBatch):
     """
 
     cumulative_lengths: Tensor
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """One micro batch after the other; bounds go on where those of the one before end."""
+        ends = np.cumsum([0, *(part.tokens.numel() for part in parts)]).tolist()
+        starts = [
+            part.cumulative_lengths[:-1] + end for part, end in zip(parts, ends, strict=False)
+        ]
+        bounds = torch.cat([*starts, parts[0].cumulative_lengths.new_tensor([ends[-1]])])
+        names = [field.name for field in dataclasses.fields(MicroBatch)]
+        rows = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+        return cls(**rows, cumulative_lengths=bounds)
 
     def cut(self, length: int) -> Self:
         """The same: the configuration lets no samples be cut that are marked so."""

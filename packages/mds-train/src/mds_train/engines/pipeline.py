@@ -1,13 +1,12 @@
 """The engine for pipeline stages: torch's schedules run them, DeepSpeed's ZeRO 0 or 1 updates.
 
 A schedule runs forward and backward of all micro batches and sums the gradients of a tied embedding
-over its two stages. Then DeepSpeed sums them over the replicas and steps, as if it had been one
+over its stages. Then DeepSpeed sums them over the replicas and steps, as if it had been one
 large micro batch.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 from mds_core.groups import ProcessGroups
 from mds_core.pipeline import Pipeline, PipelineLoss
 from mds_core.sharding import ParameterShard
-from mds_train.batches import MicroBatch, ModelInput
+from mds_train.batches import ModelInput
 from mds_train.config import TrainConfig
 from mds_train.engines.deepspeed import DeepSpeedEngine, sum_gradients_in_fp32
 from mds_train.engines.deepspeed_state import leave_gradients_alone, take_gradients
@@ -68,15 +67,12 @@ class PipelineEngine(DeepSpeedEngine):
 
     def accumulate(self, batch: Sequence[ModelInput], *, weights: Sequence[float]) -> Tensor:
         """Run the schedule over the micro batches; see `Engine.accumulate`."""
-        whole = _joined(batch)
+        whole = type(batch[0]).joined(batch)
         found = self._pipeline.step(
-            whole.tokens,
-            whole.labels,
-            loss_mask=whole.loss_mask,
-            position_ids=whole.position_ids,
+            **whole.arguments(),
             samples=whole.samples,
             micro_batches=len(batch),
-            scale=weights[0] * self._scale.scale,
+            scale=[weight * self._scale.scale for weight in weights],
         )
         take_gradients(self._engine.optimizer)
         self._engine.allreduce_gradients()
@@ -84,28 +80,14 @@ class PipelineEngine(DeepSpeedEngine):
 
     def losses(self, batch: Sequence[ModelInput]) -> Tensor:
         """Hand the micro batches from stage to stage; see `Engine.losses`."""
-        whole = _joined(batch)
-        found = self._pipeline.evaluate(
-            whole.tokens,
-            whole.labels,
-            loss_mask=whole.loss_mask,
-            position_ids=whole.position_ids,
-            micro_batches=len(batch),
-        )
+        whole = type(batch[0]).joined(batch)
+        found = self._pipeline.evaluate(**whole.arguments(), micro_batches=len(batch))
         return self._told(found, whole)
 
-    def _told(self, found: PipelineLoss, batch: MicroBatch) -> Tensor:
-        """Tell all stages the float64 sum of the losses, which the last one has."""
-        total = torch.zeros(1, dtype=torch.float64, device=batch.tokens.device)
+    def _told(self, found: PipelineLoss, batch: ModelInput) -> Tensor:
+        """Tell all stages the float64 sums of the losses, which the last one has."""
+        total = torch.zeros(len(batch.TERMS), dtype=torch.float64, device=batch.labels.device)
         if found.losses is not None:
             total += batch.sums(found)
         dist.all_reduce(total, group=self._groups.pp)
         return total
-
-
-def _joined(batch: Sequence[ModelInput]) -> MicroBatch:
-    """One micro batch after the other, as the rows of one."""
-    names = [field.name for field in dataclasses.fields(MicroBatch)]
-    return MicroBatch(
-        **{name: torch.cat([getattr(micro, name) for micro in batch]) for name in names}
-    )

@@ -120,12 +120,14 @@ def import_arguments(
     family = family_of_program(launch.script, name=name)
     imported = Imported(source=name, start=_start_command(launch.launcher))
     outcomes = list(read_flags(launch.arguments))
-    flags = {outcome.typed.replace("_", "-") for outcome in outcomes}
+    values = {outcome.typed.replace("_", "-"): outcome.values for outcome in outcomes}
+    flags = set(values)
+    routed = {"--topk": ("1",)} if "--num-experts" in flags else {}
+    with_values = [" ".join([flag, *words]) for flag, words in (routed | values).items() if words]
     settings: dict[str, Setting] = {
         key: Setting(value=value, origin=origin)
-        for key, (value, origin) in missing_defaults(sorted(flags)).items()
+        for key, (value, origin) in missing_defaults([*flags, *with_values]).items()
     }
-    values = {outcome.typed.replace("_", "-"): outcome.values for outcome in outcomes}
     settings |= family_settings(family, values, script=launch.script)
     settings |= _of_flags(outcomes, imported)
     if "--deepspeed" in flags:

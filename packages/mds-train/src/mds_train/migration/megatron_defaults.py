@@ -19,7 +19,7 @@ class DefaultDifference:
         key: Our field.
         value: What to write into it for the original's default.
         why: Why ours differs.
-        needs: A flag without which the default has no meaning.
+        needs: A flag without which the default has no meaning, perhaps with its value.
     """
 
     flags: tuple[str, ...]
@@ -156,6 +156,22 @@ DIFFERENT_DEFAULTS: tuple[DefaultDifference, ...] = (
         needs="--num-experts",
     ),
     DefaultDifference(
+        flags=("--disable-moe-top2-2nd-expert-sampling",),
+        theirs="the second expert is drawn",
+        key="model.moe_sample_second",
+        value=True,
+        why="the most probable experts of a token are the same in training and after it",
+        needs="--topk 2",
+    ),
+    _difference(
+        "--disable-moe-token-dropping",
+        "lots decide who is dropped",
+        "model.moe_drop_policy",
+        "random",
+        "earlier tokens keep their places in training as after it",
+        needs="--topk 1",
+    ),
+    DefaultDifference(
         flags=("--enable-expert-tensor-parallelism",),
         theirs="experts are whole on each tensor-parallel rank",
         key="parallel.expert_tensor_parallel",
@@ -173,7 +189,7 @@ def missing_defaults(given: Sequence[str]) -> Mapping[str, tuple[Any, str]]:
     """Fields that the original's defaults would set, as value and origin.
 
     Args:
-        given: The flags of a command line, with dashes.
+        given: The flags of a command line, with dashes, and each once more with its values.
     """
     return {
         item.key: (

@@ -39,6 +39,8 @@ class LayerCounter:
 
     def __call__(self, config: TrainConfig) -> int:
         """Bytes saved by one layer of one rank for one micro batch."""
+        if config.parallel.in_a_ring:
+            config = _without_the_ring(config)
         parallel, memory, train = config.parallel, config.memory, config.train
         key = (
             *(parallel.tp_size, parallel.sequence_parallel, parallel.ulysses_size),
@@ -49,6 +51,21 @@ class LayerCounter:
             one = replace(config, train=replace(train, micro_batch_size=1))
             self._counted[key] = layer_bytes(one)
         return self._counted[key] * train.micro_batch_size
+
+
+def _without_the_ring(config: TrainConfig) -> TrainConfig:
+    """One of its ranks by itself: it keeps its own positions of all heads."""
+    parallel, data = config.parallel, config.data
+    return replace(
+        config,
+        parallel=replace(parallel, ulysses_size=1, sequence_sharing="ulysses"),
+        data=replace(
+            data,
+            seq_length=data.seq_length // parallel.ulysses_size,
+            curriculum_start_length=None,
+            curriculum_steps=None,
+        ),
+    )
 
 
 def layer_bytes(config: TrainConfig) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -9,7 +10,7 @@ from mds_core.partition import parameter_costs
 from mds_core.pipeline.schedule import schedule_named
 from mds_core.pipeline.simulation import simulate
 from mds_train.config import TrainConfig
-from mds_train.model_building import stages
+from mds_train.model_building import global_shapes, stages
 from mds_train.plan.activations import LayerCounter
 
 __all__ = ["MemoryPlan", "memory_by_stage", "plan_memory"]
@@ -87,6 +88,10 @@ def _states(config: TrainConfig, *, world_size: int) -> tuple[int, int, int]:
     if stage == 3:
         weights = (_HALF if low else _FP32) * shared * (memory.offload_parameters == "none")
     on_host = memory.offload_ratio * (memory.offload_optimizer != "none")
+    if config.lora.rank:  # the weights rest; gradients and optimizer are the adapters'
+        trained = sum(math.prod(shape) for shape in global_shapes(config).values())
+        parameters = -(-trained // parallel.tp_size)
+        shared = -(-parameters // sharers)
     return (
         weights,
         _FP32 * (shared if stage >= 2 else parameters),
@@ -146,7 +151,9 @@ def _layers_of_fullest_rank(config: TrainConfig) -> int:
     if parallel.pp_size == 1:
         return config.model.num_layers
     per_rank = parallel.stage_count // parallel.pp_size
-    return per_rank * max(len(stage.layers) for stage in stages(config))
+    layers = per_rank * max(len(stage.layers) for stage in stages(config))
+    # Of a T5 a layer is counted with its share of the decoder.
+    return -(-layers * config.model.num_layers // config.model.core().stacked_layers)
 
 
 def _under_way(config: TrainConfig, *, world_size: int) -> float:

@@ -190,12 +190,10 @@ def plan_traffic(config: TrainConfig, *, world_size: int, machine: Machine) -> l
     model, value = config.model, 4 if config.train.precision == "fp32" else 2
     replicas = parallel.dp_size(world_size)
     count = _micro_batches(config, world_size)
-    hidden = (
-        train.micro_batch_size
-        * (config.data.seq_length // parallel.ulysses_size)
-        * model.hidden_size
-        * value
-    )
+    position = train.micro_batch_size * model.hidden_size * value
+    hidden = config.data.seq_length // parallel.ulysses_size * position
+    # In a T5's decoder the encoder's output travels along.
+    passed = hidden + (config.data.decoder_seq_length or 0) * position
     layers = -(-model.num_layers // parallel.pp_size)
     parameters = model.num_params() // (parallel.tp_size * parallel.pp_size)
     sharers = replicas * parallel.ulysses_size
@@ -209,7 +207,7 @@ def plan_traffic(config: TrainConfig, *, world_size: int, machine: Machine) -> l
     sizes = (
         ("tensor parallel: activations", reduces * tp * layers * hidden * count, parallel.tp_size),
         ("Ulysses: heads and positions", 8 * layers * hidden * count, beside),
-        ("pipeline: activations and gradients", 2 * hidden * count, world_size),
+        ("pipeline: activations and gradients", 2 * passed * count, world_size),
         (
             "data parallel: gradients",
             (2 if gathers == 0 else 1) * ring * 4 * parameters,
