@@ -274,14 +274,47 @@ def test_the_logits_never_exist_as_a_whole(monkeypatch, recompute):
     assert seen == [(512, 50), (512, 50), (176, 50)]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_logits_worked_block_by_block_give_the_same_bits(monkeypatch, recompute, dtype):
+    hidden, weight, labels, loss_weights = make(dtype)
+    given = {"loss_weights": loss_weights, "recompute": recompute, **OBJECTIVE}
+
+    def results():
+        loss, losses = linear_cross_entropy(hidden, weight, labels, **given)
+        logits = (hidden @ weight.T).detach().requires_grad_()
+        whole = cross_entropy(logits, labels, **OBJECTIVE)
+        return losses, *gradients(loss, hidden, weight), whole, *gradients(whole.sum(), logits)
+
+    at_once = results()
+    seen = []
+    truth = vocabulary_softmax.gradient_of_logits
+
+    def spy(exponentials, *others, **named):
+        seen.append(len(exponentials))
+        return truth(exponentials, *others, **named)
+
+    monkeypatch.setattr(vocabulary_softmax, "gradient_of_logits", spy)
+    monkeypatch.setattr(vocabulary_softmax, "_CACHED_BYTES", 7 * VOCABULARY * 8)
+    in_blocks = results()
+
+    assert max(seen) < len(hidden)
+    assert sum(seen) == len(hidden)
+    for one, other in zip(in_blocks, at_once, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_the_default_chunk_follows_the_vocabulary_and_the_hidden_size():
-    def chunk(hidden_size, rows):
-        return backend._chunk(torch.empty(1, hidden_size, device="meta"), rows)
+    def chunk(hidden_size, rows, *, dtype=torch.float32, copied=False):
+        hidden = torch.empty(1, hidden_size, dtype=dtype, device="meta")
+        return backend._chunk(hidden, rows, copied=copied)
 
     assert chunk(768, 50257) == 512
     assert chunk(4096, 50257) == 1024
     assert chunk(4096, 250_000) == 256
     assert chunk(8, 10) == 512
+    assert chunk(768, 50257, dtype=torch.bfloat16) == 1024
+    assert chunk(768, 50257, dtype=torch.bfloat16, copied=True) == 512
 
 
 # ---- other ways to call it ---------------------------------------------------------------------

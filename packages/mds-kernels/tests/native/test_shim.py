@@ -17,7 +17,6 @@ from mds_kernels.backends.fused.norm import norm
 from mds_kernels.backends.fused.softmax import scaled_masked_softmax
 from mds_kernels.check import measure
 from mds_kernels.check_cases import CASES
-from mds_kernels.testing import relative_error
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++"),
@@ -109,19 +108,51 @@ def test_rows_of_any_length_singly_and_in_packs(kernels, op, columns, packed, dt
     assert measurement.passed, measurement
 
 
-def test_rows_of_more_than_two_billion_elements(library):
-    """The row begins 2^31 elements behind the first; the pages between are never touched."""
-    row = 2**31 // 8 + 1
-    grad, result, grad_scores = (torch.empty(8 * (row + 1), dtype=torch.bfloat16) for _ in range(3))
-    last = slice(8 * row, None)
-    grad[last] = torch.randn(8)
-    result[last] = torch.randn(8).softmax(dim=0)
+COLUMNS = 8
+FAR = 2**31 // COLUMNS + 1  # a row that begins 2^31 elements behind the first
 
-    addresses = [ctypes.c_void_p(one.data_ptr()) for one in (grad, result, grad_scores)]
-    assert library.softmax_backward_of_row(*addresses, 8, row) == 0
 
-    g, p = grad[last].double(), result[last].double()
-    assert relative_error(grad_scores[last], p * (g - (g * p).sum())) <= 4e-3
+def value(columns, dtype=torch.bfloat16):
+    return torch.rand(1, columns, generator=torch.Generator().manual_seed(columns)).to(dtype)
+
+
+def rows_of(library, name, row, *, inputs, shared, outputs):
+    """Return what row ``row`` gives where it is the last; the pages before are never touched."""
+
+    def placed(x):
+        whole = torch.empty(row + 1, x.shape[1], dtype=x.dtype)
+        whole[row] = x[0]
+        return whole
+
+    given, results = [placed(x) for x in inputs], [placed(x) for x in outputs]
+    addresses = [ctypes.c_void_p(one.data_ptr()) for one in (*given, *shared, *results)]
+    assert getattr(library, f"{name}_of_row")(*addresses, COLUMNS, row) == 0
+    return [one[row] for one in results]
+
+
+X, STATISTIC = value(COLUMNS), value(1, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "shared", "outputs"),
+    [
+        ("norm_forward", [X], [X], [X, X, STATISTIC, STATISTIC]),
+        ("norm_backward", [X, X, STATISTIC, STATISTIC], [X], [X]),
+        ("softmax_forward", [X], [], [X]),
+        ("softmax_backward", [X, X], [], [X]),
+    ],
+)
+def test_a_row_behind_two_billion_elements_gives_what_it_gives_as_the_first(
+    library, name, inputs, shared, outputs
+):
+    last, first = (
+        rows_of(library, name, row, inputs=inputs, shared=shared, outputs=outputs)
+        for row in (FAR, 0)
+    )
+
+    for one, other in zip(last, first, strict=True):
+        assert torch.equal(one, other)
+        assert not torch.equal(one, value(len(one), one.dtype)[0]), "nothing was written"
 
 
 # ---- the shim itself ---------------------------------------------------------------------------

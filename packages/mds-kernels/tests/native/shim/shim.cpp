@@ -120,6 +120,36 @@ EXPORT(float16_1, F16, 1, 1)
 EXPORT(float16_packed, F16, 8, 4)
 
 // Row ``row`` alone: the block has its index, as if all rows before it had been launched too.
+extern "C" int norm_forward_of_row(const BF16* x, const BF16* weight, BF16* y, BF16* total,
+                                   float* mean, float* rstd, int columns, unsigned row) {
+  return guarded([&] {
+    mds_shim::launch_one(row, kThreads, seed, [&] {
+      mds::norm_forward<BF16, kThreads, 1>(x, x, weight, nullptr, y, total, mean, rstd, columns,
+                                           1e-5f);
+    });
+  });
+}
+
+extern "C" int norm_backward_of_row(const BF16* grad, const BF16* total, const float* mean,
+                                    const float* rstd, const BF16* weight, BF16* grad_x,
+                                    int columns, unsigned row) {
+  return guarded([&] {
+    mds_shim::launch_one(row, kThreads, seed, [&] {
+      mds::norm_backward_x<BF16, kThreads, 1>(grad, grad, total, weight, mean, rstd, grad_x,
+                                              columns);
+    });
+  });
+}
+
+extern "C" int softmax_forward_of_row(const BF16* scores, BF16* result, int keys, unsigned row) {
+  return guarded([&] {
+    mds_shim::launch_one(row, kThreads, seed, [&] {
+      mds::softmax_forward<BF16, kThreads, 1>(scores, mds::Mask{}, result, 1,
+                                              static_cast<int>(row) + 1, keys, 1.f, false);
+    });
+  });
+}
+
 extern "C" int softmax_backward_of_row(const BF16* grad, const BF16* result, BF16* grad_scores,
                                        int keys, unsigned row) {
   return guarded([&] {

@@ -3,7 +3,7 @@
 Letters: n tokens, v vocabulary, t tensor-parallel size.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -18,6 +18,7 @@ from mds_kernels.backends.torch.vocabulary_softmax import (
     gradient_of_logits,
     normalise,
     token_weights,
+    working_block,
 )
 from mds_kernels.objective import Objective
 
@@ -63,6 +64,18 @@ FAKES: dict[str, Callable[..., Any]] = {
 """Shapes of the results of each pass, for every backend."""
 
 
+def _copies(
+    logits: Tensor, rows: int, objective: Objective, *, dtype: torch.dtype
+) -> Iterator[tuple[slice, Tensor]]:
+    """Yield slices of the tokens and a copy [c, r] of their logits, each in the same memory."""
+    block = working_block(rows, objective, device=logits.device, dtype=dtype)
+    size = objective.chunk_size or block or default_chunk(rows, logits.device)
+    memory = logits.new_empty(min(size, logits.shape[0]), rows, dtype=dtype)
+    for tokens in objective.chunks(logits.shape[0], default_size=size):
+        own = logits[tokens, :rows]
+        yield tokens, memory[: len(own)].copy_(own)
+
+
 @graph_op("torch_cross_entropy_forward", fake=_fake_forward)
 def _forward(
     logits: Tensor,
@@ -77,9 +90,7 @@ def _forward(
     rows = objective.true_rows(logits.shape[1])
     losses = torch.empty(logits.shape[0], dtype=dtype, device=logits.device)
     statistics = losses.new_empty(2, logits.shape[0])
-    chunk = default_chunk(rows, logits.device)
-    for tokens in objective.chunks(logits.shape[0], default_size=chunk):
-        copy = logits[tokens, :rows].to(dtype, copy=True)
+    for tokens, copy in _copies(logits, rows, objective, dtype=dtype):
         normalised = normalise(copy, labels[tokens], objective)
         losses[tokens] = normalised.losses
         statistics[:, tokens] = normalised.statistics
@@ -101,9 +112,7 @@ def _backward(
     weights = token_weights(labels, grad_losses, objective, like=statistics)
     gradient = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     gradient[:, rows:] = 0
-    chunk = default_chunk(rows, logits.device)
-    for tokens in objective.chunks(logits.shape[0], default_size=chunk):
-        copy = logits[tokens, :rows].to(statistics.dtype, copy=True)
+    for tokens, copy in _copies(logits, rows, objective, dtype=statistics.dtype):
         gradient[tokens, :rows] = gradient_of_logits(
             exponentials(copy, statistics[:, tokens]),
             labels[tokens],

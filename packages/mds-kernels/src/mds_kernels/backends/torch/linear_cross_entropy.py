@@ -8,7 +8,7 @@ Letters: n tokens, c tokens of a chunk, h hidden, v vocabulary, t tensor-paralle
 r true vocabulary rows of this rank.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -123,30 +123,38 @@ class _Logits:
     """The logits of one chunk after the other, in the same memory.
 
     A CPU gives large tensors back to the system, and filling fresh pages takes longer than the
-    product that fills them.
+    product that fills them. Its many passes over the logits go block by block, in its cache.
     """
 
-    def __init__(self, hidden: Tensor, weight: Tensor, *, chunk: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, hidden: Tensor, weight: Tensor, *, chunk: int, block: int | None, dtype: torch.dtype
+    ) -> None:
         self._inputs = hidden, weight
-        shape = min(chunk, hidden.shape[0]), weight.shape[0]
-        self._product = hidden.new_empty(shape)
-        self._worked = self._product
+        tokens = min(chunk, hidden.shape[0])
+        self._block = min(block or tokens, tokens)
+        self._product = hidden.new_empty(tokens, weight.shape[0])
+        self._wide = None
         if dtype != hidden.dtype:
-            self._worked = hidden.new_empty(shape, dtype=dtype)
+            self._wide = hidden.new_empty(self._block, weight.shape[0], dtype=dtype)
 
-    def of(self, tokens: slice) -> Tensor:
-        """Return the logits [c, r] of a chunk, to be worked in place."""
+    def worked(self, tokens: slice, work: Callable[[Tensor, slice], Tensor | None]) -> Tensor:
+        """Return the logits [c, r] of a chunk after ``work``, in the dtype of the inputs.
+
+        Args:
+            tokens: The chunk.
+            work: Takes the logits of a block of tokens, to be overwritten, and which tokens these
+                are; what it returns takes their place.
+        """
         hidden, weight = self._inputs[0][tokens], self._inputs[1]
         product = torch.mm(hidden, weight.T, out=self._product[: len(hidden)])
-        if self._worked is self._product:
-            return product
-        return self._worked[: len(hidden)].copy_(product)
-
-    def narrowed(self, gradient: Tensor) -> Tensor:
-        """Return a gradient [c, r] in the dtype of the inputs; the product is overwritten."""
-        if gradient.dtype == self._product.dtype:
-            return gradient
-        return self._product[: len(gradient)].copy_(gradient)
+        for start in range(0, len(hidden), self._block):
+            part = product[start : start + self._block]
+            logits = part if self._wide is None else self._wide[: len(part)].copy_(part)
+            first = tokens.start + start
+            result = work(logits, slice(first, first + len(part)))
+            if result is not None and result is not part:
+                part.copy_(result)
+        return product
 
 
 class _Gradients:
@@ -192,13 +200,41 @@ def _scaled(gradient: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     return result
 
 
-def _chunk(hidden: Tensor, rows: int) -> int:
+def _chunk(hidden: Tensor, rows: int, *, copied: bool) -> int:
     """Return how many tokens at a time: their logits are no more than a wide weight's gradient.
 
     Below 512 the products of a CPU are slower, and the logits of a narrow model small.
+
+    Args:
+        hidden: [n, h].
+        rows: True vocabulary rows of this rank.
+        copied: Whether the logits of a chunk are there in fp32, too.
     """
     wide = power_of_two_below(max(512, hidden.shape[1]))
-    return min(wide, default_chunk(rows, hidden.device))
+    chunk = min(wide, default_chunk(rows, hidden.device))
+    return chunk if copied or hidden.element_size() > 2 else 2 * chunk
+
+
+def _over_chunks(
+    hidden: Tensor,
+    weight: Tensor,
+    objective: Objective,
+    work: Callable[[Tensor, slice], Tensor | None],
+    gradients: _Gradients,
+    *,
+    arithmetic: Any,
+) -> None:
+    """Make the logits of every chunk, work them and add what they give to the gradients."""
+    dtype = arithmetic.working_dtype(hidden.dtype, accumulation_dtype(hidden.dtype))
+    rows = weight.shape[0]
+    block = arithmetic.working_block(rows, objective, device=hidden.device, dtype=dtype)
+    copied = block is None and dtype != hidden.dtype
+    size = objective.chunk_size or _chunk(hidden, rows, copied=copied)
+    logits = _Logits(hidden, weight, chunk=size, block=block, dtype=dtype)
+    for tokens in objective.chunks(hidden.shape[0], default_size=size):
+        gradient = logits.worked(tokens, work)
+        if any(gradients.wanted):
+            gradients.add(tokens, gradient)
 
 
 def _fake_forward(
@@ -235,22 +271,23 @@ def _forward(
     statistics = losses.new_empty(2, hidden.shape[0])
     weights = token_weights(labels, loss_weights, objective, like=losses)
     gradients = _Gradients(hidden, weight, rows=rows, wanted=(want_hidden, want_weight))
-    size = objective.chunk_size or _chunk(hidden, rows)
-    dtype = softmax.working_dtype(hidden.dtype, losses.dtype)
-    logits = _Logits(hidden, weight[:rows], chunk=size, dtype=dtype)
-    for tokens in objective.chunks(hidden.shape[0], default_size=size):
-        normalised = softmax.normalise(logits.of(tokens), labels[tokens], objective)
+
+    def work(logits: Tensor, tokens: slice) -> Tensor | None:
+        normalised = softmax.normalise(logits, labels[tokens], objective)
         losses[tokens] = normalised.losses
         statistics[:, tokens] = normalised.statistics
-        if want_hidden or want_weight:
-            gradient = softmax.gradient_of_logits(
-                normalised.exponentials,
-                labels[tokens],
-                objective,
-                statistics=normalised.statistics,
-                weights=weights[tokens],
-            )
-            gradients.add(tokens, logits.narrowed(gradient))
+        if not any(gradients.wanted):
+            return None
+        gradient: Tensor = softmax.gradient_of_logits(
+            normalised.exponentials,
+            labels[tokens],
+            objective,
+            statistics=normalised.statistics,
+            weights=weights[tokens],
+        )
+        return gradient
+
+    _over_chunks(hidden, weight[:rows], objective, work, gradients, arithmetic=softmax)
     return (losses * weights).sum(), losses, statistics, gradients.hidden, gradients.weight
 
 
@@ -288,16 +325,16 @@ def _backward(
     # The incoming gradient carries the loss scale of fp16, so it comes in before any rounding.
     weights = token_weights(labels, loss_weights, objective, like=statistics) * grad_loss
     gradients = _Gradients(hidden, weight, rows=rows, wanted=(want_hidden, want_weight))
-    size = objective.chunk_size or _chunk(hidden, rows)
-    dtype = softmax.working_dtype(hidden.dtype, statistics.dtype)
-    logits = _Logits(hidden, weight[:rows], chunk=size, dtype=dtype)
-    for tokens in objective.chunks(hidden.shape[0], default_size=size):
-        gradient = softmax.gradient_of_logits(
-            softmax.exponentials(logits.of(tokens), statistics[:, tokens]),
+
+    def work(logits: Tensor, tokens: slice) -> Tensor:
+        gradient: Tensor = softmax.gradient_of_logits(
+            softmax.exponentials(logits, statistics[:, tokens]),
             labels[tokens],
             objective,
             statistics=statistics[:, tokens],
             weights=weights[tokens],
         )
-        gradients.add(tokens, logits.narrowed(gradient))
+        return gradient
+
+    _over_chunks(hidden, weight[:rows], objective, work, gradients, arithmetic=softmax)
     return gradients.hidden, gradients.weight

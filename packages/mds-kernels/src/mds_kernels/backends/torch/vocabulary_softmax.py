@@ -14,6 +14,8 @@ from mds_kernels.objective import Objective
 # Logits held at once: 128 MiB of fp32 on a CPU, where the gradient of a 50k vocabulary is larger
 # anyway; twice that elsewhere. Too few tokens a chunk, and the matrix products become slow.
 _CHUNK_LOGITS = {"cpu": 1 << 25, "other": 1 << 26}
+# Logits that are worked at once: what a core's own cache holds, through which they go seven times.
+_CACHED_BYTES = 1 << 21
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,23 @@ def default_chunk(rows: int, device: torch.device) -> int:
     logits = _CHUNK_LOGITS["cpu" if device.type == "cpu" else "other"]
     # A power of two: with 333 tokens a CPU's bf16 products take twice the time of 256.
     return power_of_two_below(max(64, logits // max(1, rows)))
+
+
+def working_block(
+    rows: int, objective: Objective, *, device: torch.device, dtype: torch.dtype
+) -> int | None:
+    """Return how many tokens' logits are worked at once; None for all of a chunk.
+
+    Args:
+        rows: True vocabulary rows of this rank.
+        objective: What to compute.
+        device: Where.
+        dtype: In which the logits are worked.
+    """
+    # Every block would be a message to the group, and a launch of each step elsewhere.
+    if objective.group is not None or device.type != "cpu":
+        return None
+    return max(1, _CACHED_BYTES // (max(1, rows) * dtype.itemsize))
 
 
 def power_of_two_below(number: int) -> int:

@@ -28,6 +28,13 @@ def working_dtype(inputs: torch.dtype, _sums: torch.dtype) -> torch.dtype:
     return inputs
 
 
+def working_block(
+    _rows: int, _objective: Objective, *, device: torch.device, dtype: torch.dtype
+) -> int | None:
+    """Return how many tokens' logits are worked at once: all of a chunk, in one launch."""
+    return None
+
+
 def normalise(logits: Tensor, labels: Tensor, objective: Objective) -> Normalised:
     """Compute the losses of a chunk; the logits [c, r] stay as they are.
 
