@@ -23,7 +23,7 @@ from pipeline_cells import (
 from mds_core.config import Execution
 from mds_core.groups import Layout, ProcessGroups
 from mds_core.models import GPT
-from mds_core.models.gpt import document_numbers
+from mds_core.models.context import document_numbers
 from mds_core.pipeline import SCHEDULES, Pipeline
 from mds_core.rng import DropoutKey
 from mds_kernels.testing import TOLERANCES, relative_error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mds_core.config import GPTConfig
+from mds_core.config.counts import attention_matmul_params, norm_params
 
 __all__ = ["BertConfig"]
 
@@ -46,7 +47,7 @@ class BertConfig(GPTConfig):
     def num_head_params(self) -> int:
         """Trained numbers of the two heads, without the table of token vectors."""
         dense = self.hidden_size * (self.hidden_size + 1)
-        word_head = dense + self._norm_params() + self.vocab_size
+        word_head = dense + norm_params(self) + self.vocab_size
         return word_head + (dense + 2 * (self.hidden_size + 1) if self.binary_head else 0)
 
     def flops_per_token(self, seq_length: int) -> float:
@@ -56,8 +57,8 @@ class BertConfig(GPTConfig):
         other one, and the heads come on top.
         """
         attention = 2 * self.num_attention_heads * self.channels * seq_length
-        layer = self._attention_matmul_params() + attention
-        mlp = self.hidden_size * (self._fc1_width + self.ffn_width)
+        layer = attention_matmul_params(self) + attention
+        mlp = self.hidden_size * (self.fc1_width + self.ffn_width)
         words = self.hidden_size * (self.hidden_size + self.vocab_size)
         binary = self.hidden_size * (self.hidden_size + 2) if self.binary_head else 0
         return 6.0 * (self.num_layers * (layer + mlp) + words + binary / seq_length)

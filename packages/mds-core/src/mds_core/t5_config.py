@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mds_core.config import GPTConfig
+from mds_core.config.counts import attention_matmul_params, norm_params
 
 __all__ = ["T5Config"]
 
@@ -58,7 +59,7 @@ class T5Config(GPTConfig):
 
     def num_params(self) -> int:
         """Trained numbers of the whole model, over all ranks, with the true vocabulary."""
-        decoder = self.decoder_layers * self.decoder_layer_params() + self._norm_params()
+        decoder = self.decoder_layers * self.decoder_layer_params() + norm_params(self)
         return GPTConfig.num_params(self) + decoder + self.vocab_size
 
     def flops_per_sample(self, encoder_length: int, *, decoder_length: int) -> float:
@@ -68,8 +69,8 @@ class T5Config(GPTConfig):
         pairs that the masks let through.
         """
         heads = 2 * self.num_attention_heads * self.channels
-        mlp = self.hidden_size * (self._fc1_width + self.ffn_width)
-        layer = self._attention_matmul_params() + mlp
+        mlp = self.hidden_size * (self.fc1_width + self.ffn_width)
+        layer = attention_matmul_params(self) + mlp
         encoder = self.num_layers * encoder_length * (layer + heads * encoder_length)
         query = 2 * self.hidden_size * self.num_attention_heads * self.channels
         memory = 2 * self.hidden_size * self.kv_heads * self.channels
@@ -96,4 +97,4 @@ class T5Config(GPTConfig):
         weights = self.hidden_size * (2 * queries + memory)
         query_biases = queries + memory if self.qkv_bias else 0
         biases = query_biases + (self.hidden_size if self.add_bias else 0)
-        return weights + biases + self._norm_params()
+        return weights + biases + norm_params(self)

@@ -3,7 +3,8 @@
 from mds_core.models.adapters import add_adapters
 from mds_core.models.bert import Bert, BertLogits, BertLoss
 from mds_core.models.distilled import Distillation, DistilledGPT, DistilledLoss
-from mds_core.models.gpt import GPT, GPTLoss, RoutedLoss
+from mds_core.models.gpt import GPT
+from mds_core.models.losses import GPTLoss, RoutedLoss
 from mds_core.models.t5 import T5
 from mds_core.models.weight_decay import no_weight_decay
 

@@ -17,7 +17,9 @@ from torch import Tensor
 from mds_core.collectives import reduce
 from mds_core.layers.cache import KVCache, SlotRows
 from mds_core.layers.divergence import Prediction, linear_divergence
-from mds_core.models.gpt import GPT, GPTLoss, document_numbers
+from mds_core.models.context import document_numbers
+from mds_core.models.gpt import GPT
+from mds_core.models.losses import GPTLoss
 from mds_core.rng import DropoutKey
 
 __all__ = ["Distillation", "DistilledGPT", "DistilledLoss"]
@@ -141,10 +143,10 @@ class DistilledGPT(GPT):
             Prediction(self._whole(hidden).flatten(0, 1), head.weight),
             Prediction(teacher._whole(known).flatten(0, 1), teacher._head().weight),
             temperature=distillation.temperature,
-            loss_weights=None if loss_mask is None else self._own(loss_mask).flatten(),
+            loss_weights=None if loss_mask is None else self.share.own(loss_mask).flatten(),
             vocab_start=head.start,
             vocab_size=self.config.vocab_size,
             group=self.groups.tp,
         )
-        losses = self._joined(found.losses.view(len(hidden), -1))
+        losses = self.share.joined(found.losses.view(len(hidden), -1))
         return reduce(found.loss_sum, group=self.groups.ulysses), losses

@@ -14,7 +14,7 @@ ranks share, and a ``t``-th of them with sequence parallelism.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Self, TypedDict
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -22,21 +22,20 @@ from torch.nn import functional as F
 
 from mds_core.collectives import copy, gather, gather_partial, reduce
 from mds_core.config import Execution, GPTConfig
-from mds_core.groups import ProcessGroups, group_size
-from mds_core.layers.alibi import alibi_mask, alibi_slopes
-from mds_core.layers.attention import Context, attention_mask
+from mds_core.groups import ProcessGroups
+from mds_core.layers.attention import Context
 from mds_core.layers.cache import KVCache, SlotCache, SlotRows
 from mds_core.layers.embedding import (
-    PositionEmbedding,
     VocabParallelEmbedding,
     VocabParallelHead,
     check_positions,
 )
 from mds_core.layers.lora import AdapterDropout
-from mds_core.layers.ring import zigzag
-from mds_core.layers.rope import Rotation, rotation
-from mds_core.layers.tiles import Tiles, Visibility
-from mds_core.models.block import Build, Stack, active_key, drop
+from mds_core.models.block import Build, Stack, active_key
+from mds_core.models.context import ContextMaker, Sequences, document_numbers
+from mds_core.models.embedding import Embedding
+from mds_core.models.losses import GPTLoss, RoutedLoss
+from mds_core.models.sequence import SequenceShare
 from mds_core.models.staged import check_divided, headless
 from mds_core.parameter import initialize, parameter_shards
 from mds_core.partition import Stage
@@ -47,39 +46,6 @@ from mds_kernels import linear_cross_entropy
 __all__ = ["GPT", "GPTLoss", "RoutedLoss", "document_numbers"]
 
 
-class GPTLoss(NamedTuple):
-    """What a forward pass with labels gives."""
-
-    loss_sum: Tensor
-    """Scalar, the masked sum of the tokens' losses, differentiable; fp32, or float64."""
-    losses: Tensor
-    """[b, s] losses of the tokens, not masked, detached."""
-
-
-class RoutedLoss(GPTLoss):
-    """What a forward pass with labels gives if layers have experts.
-
-    In training ``loss_sum`` contains the cost of uneven routing, for each sequence times the
-    weight of its tokens.
-    """
-
-    routing_sum: Tensor
-    """Scalar, the part of ``loss_sum`` that is this cost, detached."""
-
-    def __new__(
-        cls, loss_sum: Tensor, losses: Tensor, *, routing_sum: Tensor | None = None
-    ) -> Self:
-        """Add the cost to the two members that unpacking gives.
-
-        Wrappers of modules (DeepSpeed's ZeRO-3) rebuild what a module returns from these two alone;
-        the result then has no ``routing_sum``.
-        """
-        made = super().__new__(cls, loss_sum, losses)
-        if routing_sum is not None:
-            made.routing_sum = routing_sum
-        return made
-
-
 class _CacheOptions(TypedDict):
     """What every cache of a model is made with."""
 
@@ -88,53 +54,6 @@ class _CacheOptions(TypedDict):
     channels: int
     dtype: torch.dtype
     device: torch.device
-
-
-class Embedding(nn.Module):
-    """Token vectors, perhaps normalised, plus, where they are learned, position vectors.
-
-    Args:
-        build: What every part of the model is built from.
-        table_only: Only hold the table that a tied head on another stage uses.
-    """
-
-    def __init__(self, build: Build, *, table_only: bool) -> None:
-        super().__init__()
-        config = build.config
-        self.probability = config.hidden_dropout
-        self.word_embeddings = VocabParallelEmbedding(
-            config.vocab_size,
-            config.hidden_size,
-            padded_size=config.padded_vocab_size(group_size(build.tp)),
-            tp=build.tp,
-            std=config.init_std,
-            sequence_parallel=build.execution.sequence_parallel,
-            dtype=build.dtype,
-            device=build.device,
-        )
-        self.layernorm = None
-        if not table_only and config.embedding_norm:
-            self.layernorm = build.norm()
-        self.position_embeddings = None
-        if not table_only and config.position_embedding == "learned":
-            self.position_embeddings = PositionEmbedding(
-                config.max_position_embeddings,
-                config.hidden_size,
-                std=config.init_std,
-                partial_over=build.tp if build.execution.sequence_parallel else None,
-                dtype=build.dtype,
-                device=build.device,
-            )
-
-    def forward(self, tokens: Tensor, position_ids: Tensor, context: Context) -> Tensor:
-        """Map this rank's tokens [b, s / u] to [b, s / u, h], perhaps split over tp further."""
-        hidden: Tensor = self.word_embeddings(tokens)
-        if self.layernorm is not None:
-            hidden = self.layernorm(hidden)
-        if self.position_embeddings is not None:
-            own = [position_ids[:, rows.start : rows.stop] for rows in context.rows]
-            hidden = hidden + self.position_embeddings(torch.cat(own, dim=1))
-        return drop(hidden, context, layer=0, site="embedding", probability=self.probability)
 
 
 class GPT(nn.Module):
@@ -182,6 +101,12 @@ class GPT(nn.Module):
         self.dtype = dtype
         self.stage = stage or Stage.whole(config.num_layers)
         self.sequence_parallel = execution.sequence_parallel and groups.tp is not None
+        self.share = SequenceShare(
+            groups,
+            ring=execution.sequence_sharing == "ring",
+            sequence_parallel=self.sequence_parallel,
+        )
+        self._contexts = ContextMaker(config, execution, self.share, dtype)
         build = Build(config, groups, execution, dtype, device)
         self.embedding = self.output_layer = None
         if self.stage.first or (self.stage.last and config.tie_embeddings):
@@ -322,14 +247,14 @@ class GPT(nn.Module):
         self._check_positions(position_ids)
         context = self._context(position_ids, dropout_key, documents, cache)
         if self.stage.first and self.embedding is not None:
-            x = self.embedding(self._own(x), position_ids, context)
+            x = self.embedding(self.share.own(x), position_ids, context)
         return self.decoder(x, context)  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Map the last stage's [b, s, h] to logits [b, s, v] of the true vocabulary."""
         head = self._head()
         logits = gather(F.linear(self._whole(hidden), head.weight), group=self.groups.tp, dim=-1)
-        return self._joined(logits)[..., : self.config.vocab_size]
+        return self.share.joined(logits)[..., : self.config.vocab_size]
 
     def loss(
         self,
@@ -351,14 +276,14 @@ class GPT(nn.Module):
         loss_sum, losses = linear_cross_entropy(
             self._whole(hidden).flatten(0, 1),
             head.weight,
-            self._own(labels).flatten(),
-            loss_weights=None if loss_mask is None else self._own(loss_mask).flatten(),
+            self.share.own(labels).flatten(),
+            loss_weights=None if loss_mask is None else self.share.own(loss_mask).flatten(),
             vocab_start=head.start,
             vocab_size=self.config.vocab_size,
             group=self.groups.tp,
         )
         ulysses = self.groups.ulysses
-        losses = self._joined(losses.view(len(labels), -1))
+        losses = self.share.joined(losses.view(len(labels), -1))
         loss_sum = reduce(loss_sum, group=ulysses)
         if routing_cost is None:
             return GPTLoss(loss_sum, losses)
@@ -395,69 +320,14 @@ class GPT(nn.Module):
         documents: Tensor | None,
         cache: KVCache | SlotRows | None,
     ) -> Context:
-        config, length = self.config, position_ids.size(1)
-        turn = None
-        if config.position_embedding == "rope":
-            turn = rotation(position_ids, config=config, dtype=self.dtype)
-        if self.execution.tiled and cache is None:
-            return self._tiled_context(length, turn, dropout_key, documents)
-        offset, device = 0 if cache is None else cache.length, position_ids.device
-        places = position_ids if isinstance(cache, SlotRows) and cache.ragged else None
-        mask = attention_mask(
-            length,
-            offset=offset,
-            window=config.sliding_window,
-            documents=documents,
-            places=places,
-            device=device,
-        )
-        if config.position_embedding == "alibi":
-            mask = alibi_mask(
-                length,
-                slopes=self._own_slopes(),
-                visible=mask,
-                offset=offset,
-                places=places,
-                dtype=torch.promote_types(self.dtype, torch.float32),
-                device=device,
+        return self._contexts.of(
+            Sequences(
+                position_ids,
+                active_key(dropout_key, config=self.config, training=self.training),
+                documents,
+                cache,
+                self._adapter_dropout(dropout_key, position_ids.size(1)),
             )
-        return Context(
-            rotation=turn,
-            mask=mask,
-            dropout=active_key(dropout_key, config=config, training=self.training),
-            cache=cache,
-            rows=self._rows(length),
-            adapters=self._adapter_dropout(dropout_key, length),
-        )
-
-    def _tiled_context(
-        self,
-        length: int,
-        turn: Rotation | None,
-        dropout_key: DropoutKey | None,
-        documents: Tensor | None,
-    ) -> Context:
-        """Without a mask of all positions times all positions."""
-        config, places = self.config, self._places(length)
-        own = self.groups.ulysses_rank
-        if self.execution.sequence_sharing == "ulysses":
-            places, own = ((range(length),),), 0  # inside attention all positions are here
-        elif turn is not None:
-            kept = torch.cat([torch.arange(r.start, r.stop) for r in places[own]])
-            kept = kept.to(turn[0].device)
-            turn = (turn[0][:, :, kept], turn[1][:, :, kept])
-        slopes = self._own_slopes() if config.position_embedding == "alibi" else ()
-        visibility = Visibility(window=config.sliding_window, documents=documents, slopes=slopes)
-        return Context(
-            rotation=turn,
-            mask=None,
-            dropout=active_key(dropout_key, config=config, training=self.training),
-            cache=None,
-            rows=self._rows(length),
-            adapters=self._adapter_dropout(dropout_key, length),
-            tiles=Tiles(
-                places=places, own=own, size=self.execution.sequence_chunk, visibility=visibility
-            ),
         )
 
     def _adapter_dropout(self, key: DropoutKey | None, length: int) -> AdapterDropout | None:
@@ -468,60 +338,12 @@ class GPT(nn.Module):
                 f"the adapters drop ({self.adapter_dropout}), so forward needs a dropout_key with "
                 f"the seed and the samples' numbers. Pass one, or call eval()."
             )
-        between = self._places(length)[self.groups.ulysses_rank]
-        return AdapterDropout(key, self._rows(length), between)
-
-    def _own_slopes(self) -> tuple[float, ...]:
-        """ALiBi's slopes of this rank's heads."""
-        groups, heads = self.groups, self.config.num_attention_heads
-        ring = self.execution.sequence_sharing == "ring"  # then each rank has all heads
-        size, place = (1, 0) if ring else (groups.ulysses_size, groups.ulysses_rank)
-        share = heads // groups.tp_size // size
-        first = (groups.tp_rank * size + place) * share
-        return alibi_slopes(heads)[first : first + share]
+        return AdapterDropout(key, self.share.rows(length), self.share.between(length))
 
     @property
     def sequence_shares(self) -> int:
         """Ranks over which the positions of the residual stream are split."""
-        return self.groups.ulysses_size * (self.groups.tp_size if self.sequence_parallel else 1)
-
-    def _places(self, length: int) -> tuple[tuple[range, ...], ...]:
-        """Stretches of the sequence that each ulysses place holds."""
-        ranks = self.groups.ulysses_size
-        if self.execution.sequence_sharing == "ring" and ranks > 1:
-            return zigzag(length, ranks=ranks)
-        share = length // ranks
-        return tuple((range(place * share, (place + 1) * share),) for place in range(ranks))
-
-    def _rows(self, length: int) -> tuple[range, ...]:
-        """Stretches of the sequence that this rank's residual stream holds."""
-        shares, groups = self.sequence_shares, self.groups
-        if length % shares:
-            raise ValueError(
-                f"the sequence length ({length}) is not a multiple of {shares}, the ranks that "
-                f"share a sequence (ulysses_size {groups.ulysses_size}, times tp_size "
-                f"{groups.tp_size} with sequence_parallel). Pad the sequence or change the layout."
-            )
-        own = self._places(length)[groups.ulysses_rank]
-        if not self.sequence_parallel:
-            return own
-        share = length // shares
-        return _cut(own, groups.tp_rank * share, (groups.tp_rank + 1) * share)
-
-    def _own(self, x: Tensor) -> Tensor:
-        """The positions of [b, s] that this rank's ulysses place holds, [b, s / u]."""
-        own = self._places(x.size(1))[self.groups.ulysses_rank]
-        return torch.cat([x[:, rows.start : rows.stop] for rows in own], dim=1)
-
-    def _joined(self, x: Tensor) -> Tensor:
-        """All positions [b, s, ...] of the ulysses ranks' [b, s / u, ...], in their order."""
-        x = gather(x, group=self.groups.ulysses, dim=1)
-        if self.groups.ulysses is None or self.execution.sequence_sharing == "ulysses":
-            return x
-        held = [rows for place in self._places(x.size(1)) for rows in place]
-        parts = x.split([len(rows) for rows in held], dim=1)  # type: ignore[no-untyped-call]
-        ordered = sorted(zip(held, parts, strict=True), key=lambda pair: pair[0].start)
-        return torch.cat([part for _, part in ordered], dim=1)
+        return self.share.shares
 
     def _check_positions(self, position_ids: Tensor) -> None:
         limit = self.config.max_position_embeddings
@@ -531,28 +353,3 @@ class GPT(nn.Module):
             return
         if position_ids.numel():
             check_positions(int(position_ids.max()) + 1, limit=limit)
-
-
-def _cut(stretches: tuple[range, ...], start: int, stop: int) -> tuple[range, ...]:
-    """The positions from ``start`` to ``stop`` of the stretches laid end to end."""
-    cut, begin = [], 0
-    for rows in stretches:
-        part = rows[max(start - begin, 0) : max(stop - begin, 0)]
-        cut += [part] if part else []
-        begin += len(rows)
-    return tuple(cut)
-
-
-def document_numbers(cumulative_lengths: Tensor, *, tokens: Tensor) -> Tensor:
-    """Number of the document that each token belongs to.
-
-    Args:
-        cumulative_lengths: [documents + 1] bounds in the flattened batch.
-        tokens: [b, s].
-
-    Returns:
-        [b, s] int64.
-    """
-    place = torch.arange(tokens.numel(), device=tokens.device)
-    bounds = cumulative_lengths.to(device=tokens.device, dtype=torch.int64)
-    return torch.searchsorted(bounds, place, right=True).view_as(tokens)

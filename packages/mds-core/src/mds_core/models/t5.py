@@ -22,16 +22,17 @@ from torch.nn import functional as F
 
 from mds_core.collectives import copy, gather, gather_partial
 from mds_core.config import Execution
-from mds_core.groups import ProcessGroups, group_size
+from mds_core.groups import ProcessGroups
 from mds_core.layers.attention import Context, Memory
 from mds_core.layers.embedding import (
-    PositionEmbedding,
     VocabParallelBias,
     VocabParallelEmbedding,
     check_positions,
 )
-from mds_core.models.block import Build, Stack, active_key, drop
-from mds_core.models.gpt import GPTLoss
+from mds_core.models.block import Build, Stack, active_key
+from mds_core.models.embedding import Embedding
+from mds_core.models.losses import GPTLoss
+from mds_core.models.sequence import SequenceShare
 from mds_core.models.staged import check_divided, headless
 from mds_core.parameter import initialize, parameter_shards
 from mds_core.partition import Stage
@@ -41,54 +42,6 @@ from mds_core.t5_config import T5Config
 from mds_kernels import cross_entropy
 
 __all__ = ["T5"]
-
-
-class Embedding(nn.Module):
-    """Token plus position vectors, of both stacks.
-
-    Args:
-        build: What every part of the model is built from.
-        table_only: Only hold the table that the output layer on another stage uses.
-    """
-
-    def __init__(self, build: Build, *, table_only: bool) -> None:
-        super().__init__()
-        config = build.config
-        self.probability = config.hidden_dropout
-        self.word_embeddings = VocabParallelEmbedding(
-            config.vocab_size,
-            config.hidden_size,
-            padded_size=config.padded_vocab_size(group_size(build.tp)),
-            tp=build.tp,
-            std=config.init_std,
-            sequence_parallel=build.execution.sequence_parallel,
-            dtype=build.dtype,
-            device=build.device,
-        )
-        self.layernorm = self.position_embeddings = None
-        if table_only:
-            return
-        if config.embedding_norm:
-            self.layernorm = build.norm()
-        self.position_embeddings = PositionEmbedding(
-            config.max_position_embeddings,
-            config.hidden_size,
-            std=config.init_std,
-            partial_over=build.tp if build.execution.sequence_parallel else None,
-            dtype=build.dtype,
-            device=build.device,
-        )
-
-    def forward(self, tokens: Tensor, context: Context, *, layer: int) -> Tensor:
-        """Map tokens [b, s] to this rank's positions [b, s, h]; ``layer`` keys the dropout."""
-        assert self.position_embeddings is not None, "only a stage that begins a stack embeds"
-        hidden: Tensor = self.word_embeddings(tokens)
-        if self.layernorm is not None:
-            hidden = self.layernorm(hidden)
-        (rows,) = context.rows
-        own = torch.arange(rows.start, rows.stop, device=tokens.device)[None]
-        hidden = hidden + self.position_embeddings(own)
-        return drop(hidden, context, layer=layer, site="embedding", probability=self.probability)
 
 
 class T5(nn.Module):
@@ -129,6 +82,7 @@ class T5(nn.Module):
         self.config, self.groups, self.seed, self.dtype = config, groups, seed, dtype
         self.stage = stage or Stage.whole(config.stacked_layers)
         self.sequence_parallel = execution.sequence_parallel and groups.tp is not None
+        self.share = SequenceShare(groups, ring=False, sequence_parallel=self.sequence_parallel)
         self._build(Build(config, groups, execution, dtype, device))
         if torch.device(device or "cpu").type != "meta":
             self.reset_parameters()
@@ -266,7 +220,7 @@ class T5(nn.Module):
         seen = _seen(padding_mask, rows=x.size(0), length=length, queries=length, device=x.device)
         context = self._context(length, seen, dropout_key, memory=None)
         if self.stage.first and self.embedding is not None:
-            x = self.embedding(x, context, layer=0)
+            x = self.embedding(x, _counted(x), context)
         hidden, _ = self.encoder(x, context)
         return hidden  # type: ignore[no-any-return]
 
@@ -298,7 +252,8 @@ class T5(nn.Module):
         context = self._context(queries, None, dropout_key, memory=Memory(memory, mask))
         if stream is None:
             assert self.embedding is not None, "only a stage that begins the decoder embeds"
-            stream = self.embedding(decoder_tokens, context, layer=self.config.num_layers)
+            first, positions = self.config.num_layers, _counted(decoder_tokens)
+            stream = self.embedding(decoder_tokens, positions, context, layer=first)
         hidden, _ = self.decoder(stream, context)
         return hidden  # type: ignore[no-any-return]
 
@@ -332,7 +287,7 @@ class T5(nn.Module):
     @property
     def sequence_shares(self) -> int:
         """Ranks over which the positions of a stream are split."""
-        return self.groups.tp_size if self.sequence_parallel else 1
+        return self.share.shares
 
     def _context(
         self,
@@ -348,21 +303,14 @@ class T5(nn.Module):
             mask=mask,
             dropout=active_key(dropout_key, config=self.config, training=self.training),
             cache=None,
-            rows=(self._rows(length),),
+            rows=self.share.rows(length),
             memory=memory,
         )
 
-    def _rows(self, length: int) -> range:
-        """Positions that this rank's residual stream holds."""
-        share, rest = divmod(length, self.sequence_shares)
-        if rest:
-            raise ValueError(
-                f"the sequence length ({length}) is not a multiple of tp_size "
-                f"({self.groups.tp_size}), which sequence_parallel splits it by. Pad the sequence "
-                f"or switch sequence_parallel off."
-            )
-        own = self.groups.tp_rank if self.sequence_parallel else 0
-        return range(own * share, (own + 1) * share)
+
+def _counted(tokens: Tensor) -> Tensor:
+    """Positions [1, s] of tokens [b, s]."""
+    return torch.arange(tokens.size(1), device=tokens.device)[None]
 
 
 def _seen(

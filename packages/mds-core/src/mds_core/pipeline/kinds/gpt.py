@@ -10,7 +10,8 @@ from torch import Tensor
 
 from mds_core.config import GPTConfig
 from mds_core.groups import ProcessGroups
-from mds_core.models.gpt import GPT, document_numbers
+from mds_core.models.context import document_numbers
+from mds_core.models.gpt import GPT
 from mds_core.partition import Stage
 from mds_core.pipeline.part import Inputs, Part, StageLoss, check_like
 from mds_core.rng import DropoutKey
