@@ -258,6 +258,8 @@ def _add_convert(commands: argparse._SubParsersAction[Parser], common: Parser) -
     text = "copies of one parameter must be equal, or the first or their mean is taken"
     copies = ("assert", "first", "average")
     parser.add_argument("--replicated", choices=copies, default="assert", help=text)
+    text = "folder of a LoRA adapter (peft's format) to add to the weights"
+    parser.add_argument("--adapter", metavar="DIR", help=text)
     parser.add_argument("--weights-only", action="store_true", help="leave optimizer state behind")
     text = "weights to train from anew: no optimizer state, all counts 0, Megatron's folder release"
     parser.add_argument("--release", action="store_true", help=text)
@@ -343,6 +345,7 @@ def _convert(arguments: argparse.Namespace) -> int:
         reset=arguments.reset,
         qkv_layout=None if arguments.qkv_layout == "auto" else arguments.qkv_layout,
         replicated=arguments.replicated,
+        adapter=arguments.adapter,
     )
     say_report(report)
     return 0

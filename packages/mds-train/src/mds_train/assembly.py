@@ -5,9 +5,11 @@ The only place that knows how the five packages fit together; the loop gets fini
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -24,7 +26,13 @@ from mds_train.data.building import Stores, open_stores, training_samples, valid
 from mds_train.data.families import collate_of
 from mds_train.engines.interface import Engine
 from mds_train.errors import MachineError
-from mds_train.model_building import Model, build_model, global_shapes, parameter_dtype
+from mds_train.model_building import (
+    Model,
+    build_model,
+    global_shapes,
+    parameter_dtype,
+    trained_shards,
+)
 from mds_train.schedule import Schedule
 
 __all__ = ["Parts", "assemble", "choose_device"]
@@ -45,10 +53,10 @@ class Parts:
     """How samples become a micro batch of the model's family."""
 
     shards: dict[str, ParameterShard]
-    """What this rank holds of each of its parameters."""
+    """What this rank holds of each of its trained parameters."""
 
     shapes: dict[str, tuple[int, ...]]
-    """Global shape of every parameter of the model, on all pipeline stages."""
+    """Global shape of every trained parameter of the model, on all pipeline stages."""
 
     engine: Engine
     schedule: Schedule
@@ -78,8 +86,16 @@ class Parts:
         self.stores.close()
 
 
-def assemble(config: TrainConfig) -> Parts:
+Fill: TypeAlias = Callable[[Model | Pipeline, TrainConfig, ProcessGroups], None]
+"""Writes into a new model, before an engine cuts it."""
+
+
+def assemble(config: TrainConfig, *, fill: Fill | None = None) -> Parts:
     """Build all parts of a run. Every rank calls it with the same configuration.
+
+    Args:
+        config: The run.
+        fill: Gives the model's frozen weights their values, where some are.
 
     Raises:
         ValueError: If data, model and layout do not fit together; the message says what to change.
@@ -92,7 +108,9 @@ def assemble(config: TrainConfig) -> Parts:
         _check_kernels(config, device=device)
     stores = open_stores(config)
     model = build_model(config, groups, device=device)
-    shards, shapes = dict(model.parameter_shards()), global_shapes(config)
+    if fill is not None:
+        fill(model, config, groups)
+    shards, shapes = trained_shards(model), global_shapes(config)
     return Parts(
         config=config,
         run_dir=Path(config.train.run_dir),

@@ -418,8 +418,15 @@ def _finetune(
     settings = with_data(merged, epochs=options.epochs)
     if options.print_config:
         return _print_config(settings)
-    session.check_new_run(session.checked_config(settings, world_size=environment.world_size))
+    config = session.checked_config(settings, world_size=environment.world_size)
+    if options.merge and not config.lora.rank:
+        raise UsageError("--merge adds adapters to the model; set --lora.rank to train some.")
+    session.check_new_run(config)
     session.perform(settings, environment=environment, console=console, resume=False)
+    if options.merge and environment.rank == 0:
+        from mds_train.finetune.adapter import merge_adapter
+
+        console.print(f"The merged model: {merge_adapter(options.output)}", markup=False)
     return ExitCode.DONE
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from mds_core.groups import ProcessGroups
+from mds_core.pipeline import Pipeline
 from mds_train.assembly import Parts, assemble, choose_device
 from mds_train.config import TrainConfig
 from mds_train.config.batch_growth import BatchSizes
@@ -29,15 +31,18 @@ from mds_train.events import (
     ValidationReport,
     Watcher,
 )
-from mds_train.exchange import gather_from_all
+from mds_train.exchange import attempt_on_all, gather_from_all
+from mds_train.frozen import fill_frozen
 from mds_train.interruption import Agreement, Interruption, Limits
 from mds_train.launch import assume_local_rank, distributed, read_environment
+from mds_train.model_building import Model
 from mds_train.ranks.whereabouts import Whereabouts
 from mds_train.resume import Origin, start_state
 from mds_train.saving.saver import Saver
 from mds_train.saving.sealing import check_sealing
 from mds_train.saving.spikes import SpikeDetector
 from mds_train.step import StepOutcome, train_step
+from mds_train.teacher import load_teacher, set_teaching
 from mds_train.watch.profiling import Profiling
 from mds_train.watch.stragglers import straggler_sentence, straggler_table
 from mds_train.watch.timing import PhaseTimer
@@ -93,11 +98,17 @@ def train(
         stack.enter_context(where)
         stack.enter_context(where.explaining())
         interruption = stack.enter_context(Interruption(device=device, limits=_limits(config)))
-        parts = assemble(config)
+        parts = assemble(config, fill=_give_weights)
         stack.callback(parts.close)
         run = _Run(parts, start_state(parts, resume=resume), watchers=watchers, where=where)
         stack.callback(run.close)
         return run.until_done(interruption)
+
+
+def _give_weights(model: Model | Pipeline, config: TrainConfig, groups: ProcessGroups) -> None:
+    """What is loaded before there is an engine: what is not trained."""
+    fill_frozen(model, config, groups)
+    attempt_on_all(lambda: load_teacher(model, config, groups))
 
 
 def _limits(config: TrainConfig) -> Limits:
@@ -268,6 +279,7 @@ class _Run:
         began, state = time.perf_counter(), self._state
         mark = functools.partial(self._mark_in_step, step=state.iteration + 1)
         mark("reading of data")
+        set_teaching(self._parts.engine.module, self._config, step=state.iteration + 1)
         samples = self._batch_sizes.at(state.consumed_samples)
         length = self._lengths.at(state.iteration + 1)
         batch = [

@@ -24,6 +24,7 @@ from mds_train.config.schema import continues_itself
 from mds_train.data.families import kind_of_samples
 from mds_train.engines.interface import Fragment
 from mds_train.exchange import attempt_on_all
+from mds_train.model_source import open_model
 from mds_train.provenance import described_parent
 from mds_train.saving.backup import backed_up_steps, bring_back, is_url
 from mds_train.saving.sealing import key_for
@@ -178,6 +179,8 @@ def _load(parts: Parts, source: _Source) -> Origin:
     opened: list[Checkpoint] = []
     attempt_on_all(lambda: opened.append(_open(parts, source)))
     checkpoint = opened[0]
+    if parts.config.lora.rank and not source.own:
+        return _beside(checkpoint)
     _check_parameters(parts, checkpoint)
     weights_only = parts.config.checkpoint.load_weights_only and not source.own
     notes = () if weights_only else _check_continuation(parts, checkpoint, own=source.own)
@@ -202,10 +205,24 @@ def _load(parts: Parts, source: _Source) -> Origin:
     )
 
 
+def _beside(checkpoint: Checkpoint) -> Origin:
+    """The model has the weights already (`mds_train.frozen`); what is trained begins anew."""
+    manifest = checkpoint.manifest
+    return Origin(
+        state=TrainState(),
+        checkpoint=checkpoint.path,
+        parent=None
+        if manifest is None
+        else described_parent(checkpoint.path, manifest.uuid, manifest.provenance),
+        messages=(f"The weights of {checkpoint.path} stay as they are; adapters are trained.",),
+    )
+
+
 def _open(parts: Parts, source: _Source) -> Checkpoint:
     """Open a checkpoint of any format; with its padded rows, where these are trained here too."""
     key = key_for(source.folder, parts.config.checkpoint)
-    checkpoint = open_checkpoint(source.folder, key=key)
+    # A run with adapters goes on with these alone; any other takes the whole that they are part of.
+    checkpoint = (open_checkpoint if source.own else open_model)(source.folder, key=key)
     model = parts.config.model
     if not model.legacy_vocab_softmax or checkpoint.format == "mds":
         return checkpoint

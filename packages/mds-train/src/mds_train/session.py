@@ -53,6 +53,7 @@ _PATHS = (
     "data.valid_stores",
     "data.tokenizer",
     "checkpoint.load",
+    "distill.teacher",
     "checkpoint.backup",
     "checkpoint.backup_identity",
     "checkpoint.identity",
@@ -239,7 +240,22 @@ def _watched(job: _Job, *, device: torch.device) -> TrainResult:
         console=job.console,
         device_name=_device_name(device),
     ) as watchers:
-        return train(job.config, resume=job.resume, watchers=watchers)
+        result = train(job.config, resume=job.resume, watchers=watchers)
+    if job.config.lora.rank and job.environment.rank == 0 and result.checkpoint is not None:
+        _write_adapter(job)
+    return result
+
+
+def _write_adapter(job: _Job) -> None:
+    """Leave what was trained in a form that others load; a model without one is no failure."""
+    from mds_train.finetune.adapter import write_adapter
+
+    try:
+        folder = write_adapter(Path(job.config.train.run_dir))
+    except InputError as error:
+        logger.warning("%s", error)
+    else:
+        job.console.print(f"The adapters, for the peft library: {folder}", markup=False)
 
 
 def _device_name(device: torch.device) -> str:

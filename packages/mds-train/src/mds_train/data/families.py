@@ -24,6 +24,7 @@ from mds_train.config import TrainConfig
 from mds_train.data.documents import collate_documents
 from mds_train.data.masked_words import collate_segments, collate_words
 from mds_train.data.source_and_target import collate_source_and_target
+from mds_train.data.taught import taught
 
 __all__ = ["Split", "collate_of", "dataset_of", "kind_of_samples"]
 
@@ -41,7 +42,8 @@ def collate_of(config: TrainConfig) -> Collate:
     if config.model.family == "bert":
         return collate_words if config.model.binary_head is False else collate_segments
     if config.model.family == "gpt":
-        return collate_documents if config.data.marks_documents else collate
+        read: Collate = collate_documents if config.data.marks_documents else collate
+        return read if config.distill.teacher is None else taught(read)
     return collate_source_and_target
 
 

@@ -75,6 +75,7 @@ class DeepSpeedEngine:
         self._clipping = config.train.gradient_clipping
         self._stage = config.parallel.zero_stage
         own = dict(model.named_parameters()) if parameters is None else dict(parameters)
+        own = {name: parameter for name, parameter in own.items() if parameter.requires_grad}
         self._names = {id(parameter): name for name, parameter in own.items()}
         self._copies, self._experts = copies, experts
         self._updates = 0
