@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import io
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +21,12 @@ class Killed(BaseException):
 class BreakingDisk(FileOperations):
     """Breaks at operation number ``at`` (from 0), after half of a write has happened.
 
-    ``make`` gives the exception: :class:`Killed`, or an OSError for a disk that reports failure.
+    ``make`` gives the exception of that operation: :class:`Killed`, or :func:`refused`, an OSError
+    for a disk that reports failure.
     """
 
     at: int | None = None
-    make: Callable[[], BaseException] = Killed
+    make: Callable[[int], BaseException] = Killed
     count: int = 0
 
     def _step(self) -> bool:
@@ -33,13 +36,13 @@ class BreakingDisk(FileOperations):
 
     def _do(self, name: str, *arguments: Any) -> Any:
         if self._step():
-            raise self.make()
+            raise self.make(self.count)
         return getattr(super(), name)(*arguments)
 
     def write(self, file: BinaryIO, data: memoryview) -> None:
         if self._step():
             super().write(file, data[: len(data) // 2])
-            raise self.make()
+            raise self.make(self.count)
         super().write(file, data)
 
 
@@ -64,8 +67,24 @@ for _name in (
     setattr(BreakingDisk, _name, _wrapped(_name))
 
 
-def full() -> OSError:
-    return OSError(errno.ENOSPC, "No space left on device")
+def refused(at: int) -> OSError:
+    """Another reason at each operation; a sweep over all of them meets each many times."""
+    number = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT)[at % 4]
+    return OSError(number, os.strerror(number))
+
+
+class _ShortFile(io.FileIO):
+    """Takes a part of what it is given, as a system call may."""
+
+    def write(self, data: Any) -> int:
+        return super().write(memoryview(data)[: max(1, len(data) // 3)])
+
+
+class ShortDisk(FileOperations):
+    """Every write ends early."""
+
+    def create(self, path: Path) -> BinaryIO:
+        return _ShortFile(path, "xb")
 
 
 # A disk that loses power -------------------------------------------------------------------------

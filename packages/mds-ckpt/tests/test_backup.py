@@ -17,8 +17,8 @@ from ckpt_disks import (
     BreakingDisk,
     Killed,
     RecordingDisk,
-    full,
     materialise,
+    refused,
     states_after_power_loss,
 )
 from hypothesis import given, settings
@@ -213,7 +213,7 @@ def test_pruning_keeps_the_newest_steps_and_what_they_need(
     assert back_up(tmp_path / "run" / "step-1", place, key=key).copied > 1  # its ranks went, too
 
 
-@pytest.mark.parametrize("make", [Killed, full])
+@pytest.mark.parametrize("make", [Killed, refused])
 def test_breaking_at_any_operation_leaves_the_earlier_backup(tmp_path: Path, make: Any) -> None:
     one, two = save(tmp_path / "run", 1), save(tmp_path / "run", 2)
     back_up(one, tmp_path / "before")

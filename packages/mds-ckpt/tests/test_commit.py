@@ -17,8 +17,9 @@ from ckpt_disks import (
     BreakingDisk,
     Killed,
     RecordingDisk,
-    full,
+    ShortDisk,
     materialise,
+    refused,
     states_after_power_loss,
 )
 
@@ -69,7 +70,7 @@ def test_a_save_appears_with_latest_and_leaves_nothing_else(root: Path) -> None:
     assert sorted(entry.name for entry in root.iterdir()) == ["latest", "step-1", "step-2"]
 
 
-@pytest.mark.parametrize("make", [Killed, full])
+@pytest.mark.parametrize("make", [Killed, refused])
 def test_a_save_that_breaks_at_any_operation_leaves_old_or_new(
     root: Path, make: Any, tmp_path: Path
 ) -> None:
@@ -95,7 +96,13 @@ def test_a_save_that_breaks_at_any_operation_leaves_old_or_new(
     assert at >= 20, "the sweep has lost its operations"
 
 
-@pytest.mark.parametrize("make", [Killed, full])
+def test_writes_that_end_early_are_continued(root: Path) -> None:
+    save(root, 2, operations=ShortDisk())
+    assert newest(root) == 2
+    commit.check_folder(root / "step-2", digests=True)
+
+
+@pytest.mark.parametrize("make", [Killed, refused])
 def test_pruning_that_breaks_at_any_operation_keeps_what_it_should(
     root: Path, make: Any, tmp_path: Path
 ) -> None:
@@ -121,7 +128,7 @@ def test_pruning_that_breaks_at_any_operation_keeps_what_it_should(
     assert at >= 8
 
 
-@pytest.mark.parametrize("make", [Killed, full])
+@pytest.mark.parametrize("make", [Killed, refused])
 def test_replacing_a_step_never_loses_both(root: Path, make: Any, tmp_path: Path) -> None:
     old = {name: array + 1 for name, array in WEIGHTS[1].items()}
     samples.save(root, MODEL, old, step=2)

@@ -15,8 +15,9 @@ from ckpt_disks import (
     BreakingDisk,
     Killed,
     RecordingDisk,
-    full,
+    ShortDisk,
     materialise,
+    refused,
     states_after_power_loss,
 )
 
@@ -51,7 +52,7 @@ def is_right(folder: Path, weights: dict[str, Any]) -> bool:
     return all(np.array_equal(tensors[name].numpy(), array) for name, array in weights.items())
 
 
-@pytest.mark.parametrize(("to", "make"), [("hf", Killed), ("mds", full)])
+@pytest.mark.parametrize(("to", "make"), [("hf", Killed), ("mds", refused)])
 def test_breaking_at_any_operation_leaves_nothing_or_all(
     source: Path, tmp_path: Path, to: str, make: Any
 ) -> None:
@@ -71,7 +72,7 @@ def test_breaking_at_any_operation_leaves_nothing_or_all(
         outcomes.add(there)
         if there:
             assert is_right(folder / "out", WEIGHTS)
-        if make is full:
+        if make is refused:
             assert [path.name for path in folder.iterdir()] == ["out"] * there
         convert(source, folder / "out", to=to, overwrite=True)
         assert is_right(folder / "out", WEIGHTS)
@@ -81,7 +82,7 @@ def test_breaking_at_any_operation_leaves_nothing_or_all(
     assert digest(source) == before
 
 
-@pytest.mark.parametrize("make", [Killed, full])
+@pytest.mark.parametrize("make", [Killed, refused])
 def test_replacing_leaves_old_or_new(source: Path, tmp_path: Path, make: Any) -> None:
     old = {name: array + 1 for name, array in WEIGHTS.items()}
     convert(samples.save(tmp_path / "old", MODEL, old), tmp_path / "first", to="hf")
@@ -102,6 +103,14 @@ def test_replacing_leaves_old_or_new(source: Path, tmp_path: Path, make: Any) ->
         assert is_right(folder / "out", old) != is_right(folder / "out", WEIGHTS)
         assert [path.name for path in folder.iterdir()] == ["out"]
         shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("to", ["mds", "hf", "deepspeed", "megatron", "mcore"])
+def test_writes_that_end_early_are_continued(source: Path, tmp_path: Path, to: str) -> None:
+    convert(source, tmp_path / "out", to=to, weights_only=True, operations=ShortDisk())
+
+    assert not verify(tmp_path / "out").problems
+    assert is_right(tmp_path / "out", WEIGHTS)
 
 
 def test_power_loss_leaves_nothing_or_all(source: Path, tmp_path: Path) -> None:

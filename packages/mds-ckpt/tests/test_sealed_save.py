@@ -9,7 +9,7 @@ from pathlib import Path
 import ckpt_samples as samples
 import numpy as np
 import pytest
-from ckpt_disks import BreakingDisk, Killed, full
+from ckpt_disks import BreakingDisk, Killed, refused
 
 from mds_ckpt import KeySource, SealedError, commit, open_checkpoint, verify
 from mds_ckpt.encryption.keys import new_identity
@@ -106,7 +106,7 @@ def test_the_newest_whole_one_is_found_without_a_key(
         open_checkpoint(newer)
 
 
-@pytest.mark.parametrize("failure", [Killed, full])
+@pytest.mark.parametrize("failure", [Killed, refused])
 def test_a_save_that_breaks_anywhere_leaves_the_one_before(
     tmp_path: Path, key: tuple[str, KeySource], failure: type[BaseException]
 ) -> None:

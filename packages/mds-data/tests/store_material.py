@@ -1,5 +1,6 @@
 """Documents and stores that many tests use, and the places of golden data."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -50,6 +51,16 @@ class KilledAt(FileOperations):
             os.write(handle, data[: len(data) // 2])
         self._step()
         super().write(handle, data)
+
+
+class RefusedAt(KilledAt):
+    """Fails at its operation number ``last``, for another reason at each."""
+
+    def _step(self):
+        self.count += 1
+        if self.count == self.last:
+            number = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT)[self.last % 4]
+            raise OSError(number, os.strerror(number))
 
 
 def _counted(name):

@@ -132,7 +132,13 @@ def test_rejected_input_is_one_sentence_exit_code_3_and_nothing_left(
 
 @pytest.mark.parametrize(
     ("number", "message"),
-    [(errno.ENOSPC, "the disk is full"), (errno.EACCES, "no permission")],
+    [
+        (errno.ENOSPC, "the disk is full"),
+        (errno.EDQUOT, "your quota is used up"),
+        (errno.EROFS, "this disk can only be read"),
+        (errno.EIO, "the disk failed"),
+        (errno.EACCES, "no permission"),
+    ],
 )
 def test_a_full_disk_is_exit_code_4_and_nothing_left(
     folder: Path,

@@ -3,10 +3,11 @@
 import os
 import shutil
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import pytest
-from store_material import assert_holds, random_documents, run_killed, write_small
+from store_material import RefusedAt, assert_holds, random_documents, run_killed, write_small
 
 from mds_data import DataError, open_store
 from mds_data.store.append import StoreAppender
@@ -320,6 +321,70 @@ def test_a_failing_disk_leaves_the_old_state_and_no_litter(tmp_path, failing):
         append_to(tmp_path / "s", Full())
     assert_holds(open_store(tmp_path / "s"), OLD)
     assert verify_store(tmp_path / "s").notes == ()
+
+
+def refusals(tmp_path, act, *, start):
+    """Let ``act`` fail at its operation 1, 2, ... until it succeeds; yields each folder left."""
+    for last in count(1):
+        path = start(tmp_path / str(last))
+        try:
+            act(path, RefusedAt(last, torn=True))
+        except OSError:
+            yield path, True
+        else:
+            yield path, False
+            assert last > 15
+            return
+
+
+def test_a_writer_that_is_refused_at_any_operation_leaves_no_store_or_the_whole_one(tmp_path):
+    def start(folder):
+        folder.mkdir()
+        return folder / "s"
+
+    def act(path, operations):
+        write_small(path, OLD, operations=operations)
+
+    for path, refused in refusals(tmp_path, act, start=start):
+        assert not list(path.parent.glob("s.partial-*"))
+        if path.exists():
+            assert_holds(open_store(path), OLD)
+        else:
+            assert refused
+            write_small(path, OLD)
+
+
+def test_an_append_that_is_refused_at_any_operation_leaves_the_old_or_the_new_store(tmp_path):
+    write_small(tmp_path / "origin/s", OLD)
+
+    def start(folder):
+        shutil.copytree(tmp_path / "origin", folder)
+        return folder / "s"
+
+    for path, refused in refusals(tmp_path, append_to, start=start):
+        store = open_store(path)
+        old = len(store) == len(OLD)
+        assert refused or not old
+        assert_holds(store, OLD if old else OLD + ADDED)
+        assert verify_store(path).problems == ()
+
+
+def test_writes_that_end_early_are_continued(tmp_path, monkeypatch):
+    whole = os.write
+    calls = []
+
+    def early(handle, data):
+        calls.append(len(data))
+        return whole(handle, memoryview(data)[: max(1, len(data) // 3)])
+
+    write_small(tmp_path / "s", OLD)
+    monkeypatch.setattr(os, "write", early)
+    append_to(tmp_path / "s", FileOperations())
+    erase_documents(tmp_path / "s", ERASED, reason="asked")
+
+    assert len(calls) > 20
+    assert_holds(open_store(tmp_path / "s"), after_erasure() + ADDED)
+    assert verify_store(tmp_path / "s").problems == ()
 
 
 @pytest.mark.parametrize("survived", range(1, 12))

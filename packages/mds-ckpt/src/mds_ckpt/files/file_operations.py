@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -35,13 +37,15 @@ class FileOperations:
     def write(self, file: BinaryIO, data: memoryview) -> None:
         """Write all of ``data``."""
         done = 0
-        while done < len(data):
-            done += file.write(data[done : done + (64 << 20)]) or 0
+        with _naming(file):
+            while done < len(data):
+                done += file.write(data[done : done + (64 << 20)]) or 0
 
     def sync(self, file: BinaryIO) -> None:
         """Force a file's bytes to the disk."""
-        file.flush()
-        os.fsync(file.fileno())
+        with _naming(file):
+            file.flush()
+            os.fsync(file.fileno())
 
     def sync_path(self, path: Path) -> None:
         """Force the bytes of a file that was written and closed to the disk."""
@@ -75,6 +79,17 @@ class FileOperations:
     def remove_folder(self, path: Path) -> None:
         """Delete an empty folder."""
         path.rmdir()
+
+
+@contextmanager
+def _naming(file: BinaryIO) -> Iterator[None]:
+    """Let an error tell the file's name: the system says only what is wrong."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = file.name
+        raise
 
 
 REAL = FileOperations()

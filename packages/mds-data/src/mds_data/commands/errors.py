@@ -10,8 +10,7 @@ REJECTED = 3
 ENVIRONMENT = 4
 USAGE = 2
 INTERRUPTED = 130
-_FULL = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
-_DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_DENIED = frozenset({errno.EACCES, errno.EPERM})
 _CLEAN = " Nothing half-written is left."
 _NOT_A_FILE = frozenset({errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG})
 
@@ -50,8 +49,14 @@ def _sentence(error: BaseException) -> str:
 
 def _system_sentence(error: OSError) -> str:
     where = f"{error.filename}: " if error.filename is not None else ""
-    if error.errno in _FULL:
+    if error.errno == errno.ENOSPC:
         return f"{where}the disk is full; free space or write to another disk.{_CLEAN}"
+    if error.errno == getattr(errno, "EDQUOT", None):
+        return f"{where}your quota is used up; free space or write to another disk.{_CLEAN}"
+    if error.errno == errno.EROFS:
+        return f"{where}this disk can only be read; choose another place."
+    if error.errno == errno.EIO:
+        return f"{where}the disk failed ({error.strerror}); look at it, or choose another place."
     if error.errno in _DENIED:
         return f"{where}no permission; change the file's rights or choose another place."
     if error.errno == errno.ENOENT:
