@@ -24,6 +24,8 @@ CELLS = always(
         ("t5", Layout(2, 1, 1, pp_size=2, virtual_stages=2, partition="1,1,1,1")),
         ("t5", Layout(2, 1, 1, pp_size=2, schedule="zb-h1", partition="1,3")),
         ("t5", Layout(4, 1, 1, pp_size=4, partition="parameters")),
+        ("t5", Layout(4, 2, 1, pp_size=2, partition="time")),
+        ("bert", Layout(2, 1, 1, pp_size=2, partition="time")),
         ("t5", Layout(4, 2, 1, pp_size=2, sequence_parallel=True, split_rank=1)),
         ("translation", Layout(4, 1, 1, pp_size=2, split_rank=1)),
         ("translation", Layout(3, 1, 0, pp_size=3, split_rank=2)),

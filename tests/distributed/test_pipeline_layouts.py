@@ -46,6 +46,7 @@ LAYOUTS = always(
         Layout(2, 1, 0, "bf16", pp_size=2, schedule="zb-h1"),
         Layout(4, 1, 1, pp_size=4),
         Layout(4, 1, 1, pp_size=2, partition="1,3"),
+        Layout(2, 1, 1, pp_size=2, schedule="zb-v", partition="time"),
         Layout(4, 1, 1, pp_size=2, schedule="zb-v"),
         Layout(4, 1, 1, pp_size=2, ulysses_size=2, recompute="selective"),
         Layout(8, 2, 1, "bf16", pp_size=2, schedule="zb-h1"),

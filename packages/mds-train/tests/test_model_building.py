@@ -27,6 +27,17 @@ def test_stages_share_out_the_layers_as_the_partition_says(
     assert [len(stage.layers) for stage in stages(config)] == sizes
 
 
+def test_measured_times_cut_the_stages_where_asked_for(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, model=replace(MODEL, num_layers=4))
+    config = replace(config, parallel=ParallelConfig(pp_size=2, partition="time"))
+
+    measured = stages(config, costs=(3.0, 1.0, 1.0, 1.0))
+    planned = stages(config)
+
+    assert [len(stage.layers) for stage in measured] == [1, 3]
+    assert [len(stage.layers) for stage in planned] == [2, 2]
+
+
 def test_a_stage_without_experts_is_named_where_ranks_share_them_out(tmp_path: Path) -> None:
     model = replace(MODEL, num_layers=4, num_experts=4, expert_interval=2)
     parallel = ParallelConfig(pp_size=2, ep_size=2)

@@ -34,6 +34,7 @@ from mds_train.model_building import (
     trained_shards,
 )
 from mds_train.schedule import Schedule
+from mds_train.stage_timing import measured_costs
 
 __all__ = ["Parts", "assemble", "choose_device"]
 
@@ -107,7 +108,10 @@ def assemble(config: TrainConfig, *, fill: Fill | None = None) -> Parts:
     if world_size > 1:
         _check_kernels(config, device=device)
     stores = open_stores(config)
-    model = build_model(config, groups, device=device)
+    costs = None
+    if groups.pp_size > 1 and config.parallel.partition == "time":
+        costs = measured_costs(config, groups, device=device)
+    model = build_model(config, groups, device=device, stage_costs=costs)
     if fill is not None:
         fill(model, config, groups)
     shards, shapes = trained_shards(model), global_shapes(config)

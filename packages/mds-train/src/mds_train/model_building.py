@@ -38,9 +38,20 @@ _KINDS: Mapping[str, type[Model]] = MappingProxyType({"gpt": GPT, "bert": Bert, 
 
 
 def build_model(
-    config: TrainConfig, groups: ProcessGroups, *, device: torch.device
+    config: TrainConfig,
+    groups: ProcessGroups,
+    *,
+    device: torch.device,
+    stage_costs: Sequence[float] | None = None,
 ) -> Model | Pipeline:
-    """The model of a run with its start values: this rank's part of it."""
+    """The model of a run with its start values: this rank's part of it.
+
+    Args:
+        config: The run.
+        groups: This rank's process groups.
+        device: Where the parameters lie.
+        stage_costs: What each layer costs where parallel.partition is "time".
+    """
     if config.parallel.sequence_parallel and groups.tp_size == 1:
         logger.warning(
             "parallel.sequence_parallel does nothing: parallel.tp_size is 1, so nobody shares."
@@ -51,7 +62,7 @@ def build_model(
             "shares a sequence."
         )
     if groups.pp_size > 1:
-        return _build_pipeline(config, groups, device=device)
+        return _build_pipeline(config, groups, device=device, costs=stage_costs)
     return build_undivided(config, groups, device=device)
 
 
@@ -83,16 +94,24 @@ def trained_shards(model: Model | Pipeline) -> dict[str, ParameterShard]:
 
 
 def _build_pipeline(
-    config: TrainConfig, groups: ProcessGroups, *, device: torch.device
+    config: TrainConfig,
+    groups: ProcessGroups,
+    *,
+    device: torch.device,
+    costs: Sequence[float] | None,
 ) -> Pipeline:
     train, parallel = config.train, config.parallel
+    found = stages(config, costs=costs)
+    if costs is not None:
+        sizes = ", ".join(str(len(stage.layers)) for stage in found)
+        logger.info("By the time that layers take the stages hold %s of them.", sizes)
     return Pipeline(
         config.model.core(tp_size=config.parallel.tp_size),
         groups,
         micro_batches=train.global_batch_size // (train.micro_batch_size * groups.dp_size),
         schedule=parallel.pipeline_schedule,
         chunks=parallel.stage_count // parallel.pp_size,
-        stages=stages(config),
+        stages=found,
         seed=train.seed,
         dtype=parameter_dtype(config),
         device=device,
@@ -100,15 +119,22 @@ def _build_pipeline(
     )
 
 
-def stages(config: TrainConfig) -> tuple[Stage, ...]:
-    """The layers of each pipeline stage, as parallel.partition says."""
+def stages(config: TrainConfig, *, costs: Sequence[float] | None = None) -> tuple[Stage, ...]:
+    """The layers of each pipeline stage, as parallel.partition says.
+
+    Args:
+        config: The run.
+        costs: What partition "time" has measured; layers count alike where nothing was.
+    """
     parallel, model = config.parallel, config.model
     if parallel.stage_sizes is not None:
         found = stages_of(parallel.stage_sizes)
     else:
         core = model.core()
-        even = (1.0,) * core.stacked_layers
-        costs = parameter_costs(core) if parallel.partition == "parameters" else even
+        if parallel.partition == "parameters":
+            costs = parameter_costs(core)
+        elif parallel.partition == "layers" or costs is None:
+            costs = (1.0,) * core.stacked_layers
         if parallel.split_rank is None:
             found = balance(costs, count=parallel.stage_count)
         else:

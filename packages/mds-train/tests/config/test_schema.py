@@ -52,7 +52,7 @@ def test_the_core_configuration_is_the_table_without_the_family() -> None:
         (ParallelConfig, {"schedule": "2f2b"}, "must be one of gpipe, 1f1b, interleaved-1f1b"),
         (ParallelConfig, {"schedule": "zb-v", "virtual_stages": 3}, 'schedule "zb-v" puts 2 on'),
         (ParallelConfig, {"schedule": "1f1b", "virtual_stages": 2}, 'schedule "1f1b" puts 1 on'),
-        (ParallelConfig, {"partition": "3;5"}, "must be layers, parameters, or the number"),
+        (ParallelConfig, {"partition": "3;5"}, "must be layers, parameters, time, or the number"),
         (MemoryConfig, {"recompute": "some"}, "must be one of none, selective, full, modules"),
         (MemoryConfig, {"recompute": "modules"}, "give the list together with"),
         (MemoryConfig, {"recompute_modules": ("norm",)}, "give the list together with"),
@@ -179,7 +179,10 @@ def test_the_schedules_are_those_of_the_pipeline() -> None:
         ({"pp_size": 3}, "model.num_layers 2 are too few for 3 stages"),
         ({"pp_size": 2, "schedule": "zb-v"}, "too few for 4 stages .*pp_size 2.*zb-v"),
         ({"pp_size": 2, "partition": "2,1"}, "2 stages together 3 layers, but .*num_layers 2"),
-        ({"pp_size": 2, "partition": "1,0,1"}, "must be layers, parameters, or the number"),
+        ({"pp_size": 2, "partition": "1,0,1"}, "must be layers, parameters, time, or the number"),
+        ({"pp_size": 2, "split_rank": 2}, "at least 1 and below parallel.pp_size 2"),
+        ({"pp_size": 2, "schedule": "zb-v", "split_rank": 1}, "goes with one stage on each rank"),
+        ({"pp_size": 2, "split_rank": 1}, "only a t5 has an encoder and a decoder to split"),
     ],
 )
 def test_stages_without_layers_are_refused(

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 import torch
 from torch import Tensor, nn
 
+from mds_core.config import GPTConfig
 from mds_core.groups import ProcessGroups
 from mds_core.layers.side_loss import with_loss
 from mds_core.partition import Stage
@@ -32,6 +33,10 @@ class StageModel(Protocol):
     @property
     def stage(self) -> Stage:
         """Which part of the model it is."""
+
+    @property
+    def config(self) -> GPTConfig:
+        """Shape of the whole model."""
 
     @property
     def seed(self) -> int:

@@ -24,6 +24,7 @@ STAGES_PER_RANK: Mapping[str, int] = MappingProxyType(
 )
 """The pipeline schedules, and how many stages of the model each puts on a rank."""
 
+_PARTITIONS = ("layers", "parameters", "time")
 INTERLEAVED = ("interleaved-1f1b", "interleaved-zb")
 """Schedules that take more stages on a rank if asked to."""
 
@@ -46,7 +47,8 @@ class ParallelConfig:
     """Stages on each rank of an interleaved schedule; set alone it chooses "interleaved-1f1b"."""
 
     partition: str = "layers"
-    """How stages share the layers: equally many "layers", or "parameters", or numbers "3,5"."""
+    """How stages share the layers: equally many "layers", or "parameters", or the "time" that they
+    take when the run starts, or numbers "3,5"."""
 
     split_rank: int | None = None
     """Of a T5's pipeline: first rank that holds layers of the decoder, and none of the encoder; if
@@ -109,10 +111,10 @@ class ParallelConfig:
                 f'"{self.pipeline_schedule}" puts {usual} on each rank; leave it out, or take one '
                 f"of {', '.join(INTERLEAVED)}."
             )
-        if self.partition not in ("layers", "parameters") and self.stage_sizes is None:
+        if self.partition not in _PARTITIONS and self.stage_sizes is None:
             raise ValueError(
-                f"parallel.partition is {self.partition!r}, but it must be layers, parameters, or "
-                f'the number of layers of each stage, like "3,5".'
+                f"parallel.partition is {self.partition!r}, but it must be layers, parameters, "
+                f'time, or the number of layers of each stage, like "3,5".'
             )
         if self.split_rank is not None:
             self._check_split(self.split_rank)
@@ -126,9 +128,9 @@ class ParallelConfig:
         if self.stage_count != self.pp_size or self.stage_sizes is not None:
             raise ValueError(
                 f"parallel.split_rank {split} goes with one stage on each rank and partition "
-                f"layers or parameters, but parallel.schedule is {self.pipeline_schedule!r} with "
-                f"{self.stage_count} stages and partition {self.partition!r}; leave it out, or "
-                f"change these."
+                f"layers, parameters or time, but parallel.schedule is "
+                f"{self.pipeline_schedule!r} with {self.stage_count} stages and partition "
+                f"{self.partition!r}; leave it out, or change these."
             )
 
     @property
