@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -67,7 +68,7 @@ def train_one_with_nan(config: TrainConfig, poisoned: range) -> Recorder | str:
     from mds_train.loop import TrainingDivergedError
 
     recorder = Recorder()
-    plain_backward, plain_sum = DeepSpeedEngine.backward, Pipeline._sum_tied_gradients
+    plain_backward, plain_step = DeepSpeedEngine.backward, Pipeline.step
     is_last_rank = dist.get_rank() == dist.get_world_size() - 1
 
     def hurt() -> bool:
@@ -76,14 +77,15 @@ def train_one_with_nan(config: TrainConfig, poisoned: range) -> Recorder | str:
     def backward(self: DeepSpeedEngine, loss: Tensor, *, last: bool) -> None:
         plain_backward(self, loss * float("nan") if hurt() else loss, last=last)
 
-    def sum_tied_gradients(self: Pipeline) -> None:
-        plain_sum(self)
+    def step(self: Pipeline, *args: Any, **kwargs: Any) -> Any:
+        loss = plain_step(self, *args, **kwargs)
         if hurt():  # only now, else the tied embedding would carry it to the first stage
             self.canonical_parameters()["decoder.final_layernorm.weight"].grad.fill_(float("nan"))
+        return loss
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DeepSpeedEngine, "backward", backward)
-        patch.setattr(Pipeline, "_sum_tied_gradients", sum_tied_gradients)
+        patch.setattr(Pipeline, "step", step)
         try:
             train(config, watchers=[recorder])
         except TrainingDivergedError as error:
