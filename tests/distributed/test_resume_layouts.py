@@ -55,6 +55,7 @@ LAYOUTS = always(
         Layout(4, 2, 0),
         Layout(4, 2, 2),
         Layout(4, 2, 1),
+        Layout(4, 4, 1),
         Layout(4, 1, 1, ulysses_size=2),
         Layout(4, 1, 1, ulysses_size=4, sequence_sharing="ring", recompute="full"),
         Layout(4, 2, 0, ulysses_size=2, sequence_sharing="ring", sequence_parallel=True),

@@ -161,6 +161,14 @@ CELLS = {
         ),
         steps=1,
     ),
+    "gpt-one-key-value-head-dropout": Cell(
+        config=replace(GPT2, num_key_value_heads=1, **DROPPING), steps=1
+    ),
+    "qwen3-one-key-value-head-sequence-parallel": Cell(
+        config=replace(QWEN3, num_key_value_heads=1),
+        execution=Execution(sequence_parallel=True, recompute="full"),
+        steps=1,
+    ),
     "neox-dropout": Cell(config=replace(NEOX, **DROPPING), steps=1),
     "bloom": Cell(config=BLOOM, steps=1),
     "bloom-sequence-parallel-dropout": Cell(
@@ -210,7 +218,7 @@ CELLS = {
         execution=Execution(sequence_parallel=True, recompute="full"),
     ),
     "t5-post-norm-selective": Cell(
-        config=replace(T5_SHAPE, residual_post_layernorm=True),
+        config=replace(T5_SHAPE, num_key_value_heads=1, residual_post_layernorm=True),
         execution=Execution(recompute="selective"),
         steps=1,
     ),
@@ -289,7 +297,10 @@ ULYSSES_TP2 = {
 }
 TP4 = {
     f"tp4-{name}": replace(CELLS[name], steps=1)
-    for name in ("gpt-sequence-parallel-dropout-full", "llama-gqa")
+    for name in (
+        *("gpt-sequence-parallel-dropout-full", "llama-gqa"),
+        *("qwen3", "gpt-one-key-value-head-dropout"),
+    )
 }
 ALL = CELLS | BROKEN
 

@@ -184,7 +184,14 @@ def test_the_vocabulary_is_padded_for_every_rank(tp_size, rows) -> None:
     ("changes", "message"),
     [
         ({"num_attention_heads": 1}, r"num_attention_heads \(1\) is not a multiple of tp_size"),
-        ({"num_key_value_heads": 1}, r"num_key_value_heads \(1\) is not a multiple of tp_size"),
+        (
+            {"num_key_value_heads": 1, "head_dim": 7},
+            r"num_key_value_heads \(1, of 7 channels\) and tp_size \(2\) do not fit",
+        ),
+        (
+            {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8},
+            r"num_key_value_heads \(3, of 8 channels\) and tp_size \(2\) do not fit",
+        ),
         ({"ffn_hidden_size": 33}, r"ffn_hidden_size \(33\) is not a multiple of tp_size \(2\)"),
     ],
 )

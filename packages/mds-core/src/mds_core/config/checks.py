@@ -94,7 +94,6 @@ def check_tp(config: Shape, tp_size: int) -> None:
     """Raise ValueError unless every split dimension divides by ``tp_size``."""
     for name, value in (
         ("num_attention_heads", config.num_attention_heads),
-        ("num_key_value_heads", config.kv_heads),
         ("ffn_hidden_size", config.ffn_width),
     ):
         if value % tp_size:
@@ -102,6 +101,18 @@ def check_tp(config: Shape, tp_size: int) -> None:
                 f"{name} ({value}) is not a multiple of tp_size ({tp_size}); each "
                 f"tensor-parallel rank takes an equal share. Change one of the two."
             )
+    _check_key_value_heads(config, tp_size)
+
+
+def _check_key_value_heads(config: Shape, tp_size: int) -> None:
+    """Ranks have equally many of them, or equally many ranks share each by its channels."""
+    heads = config.kv_heads
+    if heads % tp_size and (tp_size % heads or config.channels % (tp_size // heads)):
+        raise ValueError(
+            f"num_key_value_heads ({heads}, of {config.channels} channels) and tp_size ({tp_size}) "
+            f"do not fit: one must be a multiple of the other, and ranks that share a head take "
+            f"equal parts of its channels. Change one of the two."
+        )
 
 
 def check_expert_parallel(config: Shape, ep_size: int, *, tp_size: int = 1) -> None:
@@ -128,7 +139,7 @@ def check_expert_parallel(config: Shape, ep_size: int, *, tp_size: int = 1) -> N
 
 def check_ulysses(config: Shape, ulysses_size: int, *, tp_size: int = 1) -> None:
     """Raise ValueError unless a tensor-parallel rank's heads divide by ``ulysses_size``."""
-    heads = config.kv_heads // tp_size
+    heads = max(config.kv_heads // tp_size, 1)
     if heads % ulysses_size:
         raise ValueError(
             f"num_key_value_heads ({config.kv_heads}) leaves {heads} on each of {tp_size} "

@@ -20,6 +20,7 @@ from mds_core.config import Execution, GPTConfig
 from mds_core.groups import group_rank, group_size
 from mds_core.init import scaled_std
 from mds_core.layers.cache import KVCache, SlotRows
+from mds_core.layers.few_heads import query_key_value_rows, sharers, whole_heads
 from mds_core.layers.linear import ColumnParallelLinear, RowParallelLinear
 from mds_core.layers.lora import AdapterDropout
 from mds_core.layers.norm import Norm
@@ -293,10 +294,11 @@ class SelfAttention(nn.Module):
         ring = ulysses if execution.sequence_sharing == "ring" else None
         ulysses = ulysses if ring is None else None
         self.ulysses = ulysses
-        self.kv_heads = config.kv_heads // group_size(tp) // group_size(ulysses)
+        self.tp, self.sharers = tp, sharers(config, tp)
+        self.kv_heads = max(config.kv_heads // group_size(tp), 1) // group_size(ulysses)
         self.channels = config.channels
-        self.queries_per_group = config.num_attention_heads // config.kv_heads
-        heads = self.kv_heads * self.queries_per_group
+        heads = config.num_attention_heads // group_size(tp) // group_size(ulysses)
+        self.queries_per_group = heads // self.kv_heads
         share = group_rank(tp) * group_size(ulysses) + group_rank(ulysses)
         self.core = AttentionCore(
             config,
@@ -312,6 +314,7 @@ class SelfAttention(nn.Module):
             tp=tp,
             bias=config.qkv_bias,
             std=config.init_std,
+            rows=query_key_value_rows(config, tp) if self.sharers > 1 else None,
             sequence_parallel=execution.sequence_parallel,
             dtype=dtype,
             device=device,
@@ -364,6 +367,10 @@ class SelfAttention(nn.Module):
     def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Take [b, s, g (n / g + 2) d] apart into [b, n, s, d] and twice [b, g, s, d]."""
         per_group = self.queries_per_group
+        if self.tp is not None and self.sharers > 1:
+            own = per_group * self.channels
+            pair = whole_heads(qkv[..., own:], tp=self.tp, ranks=self.sharers)
+            qkv = torch.cat([qkv[..., :own], pair], dim=-1)
         grouped = qkv.view(*qkv.shape[:2], self.kv_heads, per_group + 2, self.channels)
         # One split, so that the backward pass writes the three gradients into one tensor at once.
         parts = torch.split(grouped, [per_group, 1, 1], dim=3)

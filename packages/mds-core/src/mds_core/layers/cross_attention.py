@@ -14,6 +14,7 @@ from mds_core.config import Execution, GPTConfig
 from mds_core.groups import group_rank, group_size
 from mds_core.init import scaled_std
 from mds_core.layers.attention import AttentionCore, Context
+from mds_core.layers.few_heads import key_value_rows, sharers, whole_heads
 from mds_core.layers.linear import ColumnParallelLinear, RowParallelLinear
 
 __all__ = ["CrossAttention"]
@@ -47,7 +48,8 @@ class CrossAttention(nn.Module):
         super().__init__()
         execution = execution or Execution()
         self.channels = config.channels
-        self.kv_heads = config.kv_heads // group_size(tp)
+        self.tp, self.sharers = tp, sharers(config, tp)
+        self.kv_heads = max(config.kv_heads // group_size(tp), 1)
         heads = config.num_attention_heads // group_size(tp)
         first = group_rank(tp) * heads
         self.core = AttentionCore(
@@ -58,6 +60,7 @@ class CrossAttention(nn.Module):
             execution=execution,
         )
         queries = config.num_attention_heads * config.channels
+        few = key_value_rows(config, tp) if self.sharers > 1 else None
         self.linear_q, self.linear_kv = (
             ColumnParallelLinear(
                 config.hidden_size,
@@ -65,11 +68,12 @@ class CrossAttention(nn.Module):
                 tp=tp,
                 bias=config.qkv_bias,
                 std=config.init_std,
+                rows=rows,
                 sequence_parallel=execution.sequence_parallel,
                 dtype=dtype,
                 device=device,
             )
-            for width in (queries, 2 * config.kv_heads * config.channels)
+            for width, rows in ((queries, None), (2 * config.kv_heads * config.channels, few))
         )
         self.linear_proj = RowParallelLinear(
             queries,
@@ -88,6 +92,8 @@ class CrossAttention(nn.Module):
         query = self.linear_q(x)
         query = query.view(*query.shape[:2], -1, self.channels).transpose(1, 2)
         pairs = self.linear_kv(context.memory.hidden)
+        if self.tp is not None and self.sharers > 1:
+            pairs = whole_heads(pairs, tp=self.tp, ranks=self.sharers)
         pairs = pairs.view(*pairs.shape[:2], self.kv_heads, 2, self.channels)
         key, value = (part.transpose(1, 2) for part in pairs.unbind(3))
         joined = self.core(query, key, value, context, mask=context.memory.mask)

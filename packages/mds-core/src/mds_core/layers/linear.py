@@ -72,6 +72,7 @@ class ColumnParallelLinear(_AdaptedLinear):
         std: Standard deviation of the first weights.
         blocks: Equal blocks that make up the output ([gate; up] has two); every rank holds its
             slice of each.
+        rows: This rank's ranges of the output, where they are others; as many rows on every rank.
         sequence_parallel: The input holds this rank's positions only and is gathered first, once
             more in the backward pass: only the own positions are kept for it.
         dtype: Of the parameters.
@@ -87,13 +88,14 @@ class ColumnParallelLinear(_AdaptedLinear):
         bias: bool = True,
         std: float = 0.02,
         blocks: int = 1,
+        rows: tuple[tuple[int, int], ...] | None = None,
         sequence_parallel: bool = False,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(tp=tp, sequence_parallel=sequence_parallel)
         rank, size = group_rank(tp), group_size(tp)
-        ranges = split_evenly(out_features, rank=rank, size=size, blocks=blocks)
+        ranges = rows or split_evenly(out_features, rank=rank, size=size, blocks=blocks)
         weight = Declaration(
             global_shape=(out_features, in_features), dim=0, ranges=ranges, std=std
         )

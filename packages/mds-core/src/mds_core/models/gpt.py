@@ -148,7 +148,7 @@ class GPT(nn.Module):
             )
         return {
             "max_length": max_length,
-            "kv_heads": self.config.kv_heads // self.groups.tp_size,
+            "kv_heads": max(self.config.kv_heads // self.groups.tp_size, 1),
             "channels": self.config.channels,
             "dtype": self.dtype,
             "device": next(self.parameters()).device,

@@ -23,17 +23,22 @@ def check_whole_heads(model: ModelConfig, parallel: ParallelConfig) -> None:
     """
     tp_size, heads = parallel.tp_size, model.num_attention_heads
     groups = model.num_key_value_heads or heads
-    if heads % tp_size or groups % tp_size:
+    if heads % tp_size:
         raise ValueError(
-            f"parallel.tp_size {tp_size} does not divide model.num_attention_heads {heads} and "
-            f"num_key_value_heads {groups}; each rank needs whole heads."
+            f"parallel.tp_size {tp_size} does not divide model.num_attention_heads {heads}; each "
+            f"rank needs whole heads."
         )
+    try:
+        model.check_tp(tp_size)
+    except ValueError as error:
+        raise ValueError(f"parallel.tp_size: {error}") from error
     if parallel.in_a_ring:  # each rank keeps its positions of all heads
         return
-    if (groups // tp_size) % parallel.ulysses_size:
+    own = max(groups // tp_size, 1)
+    if own % parallel.ulysses_size:
         raise ValueError(
-            f"parallel.ulysses_size {parallel.ulysses_size} does not divide the "
-            f"{groups // tp_size} key/value heads of a tensor-parallel rank "
+            f"parallel.ulysses_size {parallel.ulysses_size} does not divide the {own} key/value "
+            f"heads of a tensor-parallel rank "
             f"(model.num_key_value_heads {groups}, parallel.tp_size {tp_size}); each rank attends "
             f"with whole heads."
         )
