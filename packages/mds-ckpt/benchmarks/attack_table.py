@@ -1,15 +1,19 @@
-"""What hostile files do to those who open them: mds-ckpt, torch.load, zero_to_fp32, picklescan.
+"""What hostile files do to those who open them: ours, torch, DeepSpeed, safetensors, transformers.
 
     python packages/mds-ckpt/benchmarks/attack_table.py
 
+Three tables: torch files (pickles, archives, bombs, what is no file), headers of safetensors files,
+and folders that lie about their files.
+
 DANGER: this runs the payloads of the attack corpus in torch's unpickler, on purpose. They create a
 file in a temporary folder; run it where that is all they could do. Each file is opened by a process
-of its own, with 10 seconds and 6 GiB of address space. torch, deepspeed and picklescan are measured
-where they are installed.
+of its own, with 10 seconds and 6 GiB of address space. Others than mds-ckpt are measured where they
+are installed, and on folders of the kind that they read.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import re
@@ -23,10 +27,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "attacks"))
-import corpus
+TESTS = Path(__file__).parents[1] / "tests"
+sys.path[:0] = [str(TESTS / "attacks"), str(TESTS)]
+import corpus  # noqa: E402
+import hostile_folders  # noqa: E402
+import safetensors_attacks  # noqa: E402
 
 SECONDS, GIB = 10, 6
+COLUMNS = ("refused", "opened", "ran code", "hung", "256 MB and more", "crashed")
 Action = Callable[[Path], Any]
 
 
@@ -116,46 +124,141 @@ def _peak() -> float:
     return int(match[1]) / 1024 if match else 0.0
 
 
-def actions() -> dict[str, Action]:
-    """Those that are installed, imported once here."""
-    found: dict[str, Action] = {"mds-ckpt": mds_ckpt_opens}
-    if importlib.util.find_spec("torch"):
-        import torch  # noqa: F401
+def folder_opens(path: Path) -> None:
+    """All that mds-ckpt reads of a checkpoint's folder."""
+    from mds_ckpt import open_checkpoint
 
+    for tensors in open_checkpoint(path).states.values():
+        for tensor in tensors.values():
+            tensor.numpy()
+
+
+def header_opens(path: Path) -> None:
+    from mds_ckpt.files.safetensors_file import SafetensorsFile
+
+    _ = SafetensorsFile(path).header
+
+
+def safetensors_reads(path: Path) -> None:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="numpy") as file:
+        for name in file.keys():  # noqa: SIM118 - it is no mapping
+            file.get_tensor(name)
+
+
+def transformers_loads(path: Path) -> None:
+    import transformers
+
+    transformers.AutoModelForCausalLM.from_pretrained(path)
+
+
+def dcp_loads(path: Path) -> None:
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    dcp_to_torch_save(path, f"{path}.pt")
+
+
+def folder_to_fp32(path: Path) -> None:
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    get_fp32_state_dict_from_zero_checkpoint(str(path))
+
+
+def actions() -> dict[str, Action]:
+    """Who opens torch files: those that are installed, imported once here."""
+    found: dict[str, Action] = {"mds-ckpt": mds_ckpt_opens}
+    if _imported("torch"):
         found["torch.load, weights_only"] = lambda path: torch_loads(path, weights_only=True)
         found["torch.load, not weights_only"] = lambda path: torch_loads(path, weights_only=False)
-    if importlib.util.find_spec("deepspeed"):
-        import deepspeed.utils.zero_to_fp32  # noqa: F401
-
+    if _imported("deepspeed.utils.zero_to_fp32"):
         found["DeepSpeed's zero_to_fp32"] = zero_to_fp32_opens
-    if importlib.util.find_spec("picklescan"):
-        import picklescan.scanner  # noqa: F401
-
+    if _imported("picklescan.scanner"):
         found["picklescan (opened = nothing found)"] = picklescan_finds
     return found
 
 
+def on_headers() -> dict[str, Action]:
+    """Who opens safetensors files."""
+    found: dict[str, Action] = {"mds-ckpt": header_opens}
+    if _imported("safetensors"):
+        found["safetensors"] = safetensors_reads
+    return found
+
+
+def on_folders() -> dict[str, Action]:
+    """Who opens folders, each those of its own format."""
+    found: dict[str, Action] = {"mds-ckpt": folder_opens}
+    if _imported("torch.distributed.checkpoint.format_utils"):
+        found["torch's DCP (D01, D02)"] = dcp_loads
+    if _imported("deepspeed.utils.zero_to_fp32"):
+        found["DeepSpeed's zero_to_fp32 (D03, D04)"] = folder_to_fp32
+    if _imported("transformers.models.llama.modeling_llama"):
+        found["transformers (D05 to D08)"] = transformers_loads
+    return found
+
+
+def _imported(module: str) -> bool:
+    if importlib.util.find_spec(module.partition(".")[0]) is None:
+        return False
+    importlib.import_module(module)
+    return True
+
+
+def torch_files(folder: Path, mark: Path) -> list[Path]:
+    """P1 to P25, B1 to B18, and what is no regular file."""
+    for stem, data in {**corpus.pickles(mark), **corpus.bombs()}.items():
+        (folder / stem).write_bytes(data)
+    corpus.special_files(folder / "special")
+    return sorted([*(p for p in folder.iterdir() if p.is_file()), *(folder / "special").iterdir()])
+
+
+def headers(folder: Path, mark: Path) -> list[Path]:
+    """S: everything that a header can lie about."""
+    del mark
+    return safetensors_attacks.write_all(folder)
+
+
+def folders(folder: Path, mark: Path) -> list[Path]:
+    """D1 to D8 and D11."""
+    return list(hostile_folders.hostile_folders(folder, mark).values())
+
+
+def meant(name: str, path: Path) -> bool:
+    """Whether a contestant reads folders of this kind; those that name none read all."""
+    known = re.findall(r"D\d\d", name)
+    if not known:
+        return True
+    return known[0] <= path.name[:3] <= known[-1] and not path.name.startswith("D04_tracker")
+
+
 def main() -> None:
     os.environ["BROWSER"] = "true"  # one payload imports a module that opens one
-    columns = ("refused", "opened", "ran code", "hung", "256 MB and more", "crashed")
-    print("| " + " | ".join(("", *columns, "which ran code, hung, grew or crashed")) + " |")
-    print("|---" * (len(columns) + 2) + "|")
-    for name, action in actions().items():
-        with tempfile.TemporaryDirectory() as folder:
-            os.chdir(folder)
-            mark = Path(folder) / "MARK"
-            files = {**corpus.pickles(mark), **corpus.bombs()}
-            paths = []
-            for stem, data in files.items():
-                (Path(folder) / stem).write_bytes(data)
-                paths.append(Path(folder) / stem)
-            paths += corpus.special_files(Path(folder) / "special").values()
-            words = {path.name: attempt(action, path, mark) for path in sorted(paths)}
-            os.chdir("/")
-        counts = Counter(words.values())
-        bad = [stem.partition("_")[0] for stem, word in words.items() if word in columns[2:]]
-        row = [name, *(str(counts[column]) for column in columns), " ".join(bad)]
-        print("| " + " | ".join(row) + " |", flush=True)
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    sets = {
+        "torch files": (torch_files, actions()),
+        "safetensors headers": (headers, on_headers()),
+        "folders": (folders, on_folders()),
+    }
+    for title, (build, contestants) in sets.items():
+        print("| " + " | ".join((title, *COLUMNS, "which ran code, hung, grew or crashed")) + " |")
+        print("|---" * (len(COLUMNS) + 2) + "|")
+        for name, action in contestants.items():
+            print(row(name, action, build), flush=True)
+        print()
+
+
+def row(name: str, action: Action, build: Callable[[Path, Path], list[Path]]) -> str:
+    """What became of one contestant, as a line of the table."""
+    with tempfile.TemporaryDirectory() as scratch:
+        os.chdir(scratch)
+        mark = Path(scratch) / "MARK"
+        paths = [path for path in build(Path(scratch), mark) if meant(name, path)]
+        words = {path.name: attempt(action, path, mark) for path in paths}
+        os.chdir("/")
+    counts = Counter(words.values())
+    bad = [stem.partition("_")[0] for stem, word in words.items() if word in COLUMNS[2:]]
+    return "| " + " | ".join([name, *(str(counts[c]) for c in COLUMNS), " ".join(bad)]) + " |"
 
 
 if __name__ == "__main__":
