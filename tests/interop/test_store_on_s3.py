@@ -17,9 +17,11 @@ import pytest
 moto_server = pytest.importorskip("moto.server", reason="moto is not installed")
 pytest.importorskip("obstore")
 
-from mds_data import DamagedError, GPTDataset, open_store, write_store  # noqa: E402
+from mds_data import DamagedError, GPTDataset, StoreError, open_store, write_store  # noqa: E402
+from mds_data.cli import main  # noqa: E402
 from mds_data.store.remote import RemoteOptions, open_remote_store  # noqa: E402
 from mds_data.store.remote_files import RemoteError, RetryPolicy  # noqa: E402
+from mds_data.store.upload import check_writable, upload_store  # noqa: E402
 
 KEYS = {"access_key_id": "test", "secret_access_key": "test", "region": "us-east-1"}
 FAST = RetryPolicy(attempts=4, first_wait=0.01, timeout=20)
@@ -72,15 +74,33 @@ class _Bad(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
+        self._pass_on(None)
+
+    def do_HEAD(self) -> None:
+        self._pass_on(None)
+
+    def do_DELETE(self) -> None:
+        self._pass_on(None)
+
+    def do_PUT(self) -> None:
+        self._pass_on(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+
+    def do_POST(self) -> None:
+        self.do_PUT()
+
+    def _pass_on(self, sent: bytes | None) -> None:
         wanted = {key: value for key, value in self.headers.items() if key.lower() != "host"}
+        wanted.setdefault("content-type", "application/octet-stream")  # urllib's is of forms
         tries = self.server.tries
-        key = (self.path, self.headers.get("Range"))
+        key = (self.path, self.headers.get("Range"), self.command)
         tries[key] = tries.get(key, 0) + 1
         if tries[key] <= self.server.failing:
             self._fail(tries[key])
             return
         try:
-            request = urllib.request.Request(self.server.behind + self.path, headers=wanted)
+            request = urllib.request.Request(
+                self.server.behind + self.path, data=sent, headers=wanted, method=self.command
+            )
             with urllib.request.urlopen(request) as answer:
                 self._answer(answer.status, answer.headers, answer.read())
         except urllib.error.HTTPError as error:
@@ -89,6 +109,9 @@ class _Bad(BaseHTTPRequestHandler):
     def _fail(self, times: int) -> None:
         if times % 2:
             self._answer(503, {}, b"<Error><Code>SlowDown</Code></Error>")
+            return
+        if self.command != "GET":  # hang up without an answer
+            self.close_connection = True
             return
         self.send_response(200)  # and then hang up in the middle
         self.send_header("Content-Length", "1000")
@@ -101,7 +124,7 @@ class _Bad(BaseHTTPRequestHandler):
         for name in ("Content-Range", "ETag", "Last-Modified", "Content-Type"):
             if headers.get(name):
                 self.send_header(name, headers[name])
-        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Length", headers.get("Content-Length") or str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
@@ -171,7 +194,7 @@ def test_the_local_cache_needs_no_server_for_tokens(bad_server: Any, tmp_path: P
 
     check(open_remote_store("s3://bucket/store", options=settings))
 
-    assert not [path for path, _ in bad_server.tries if "/c/" in path]
+    assert not [path for path, *_ in bad_server.tries if "/c/" in path]
 
 
 def test_a_missing_shard_is_an_error(server: str, bucket: Path) -> None:
@@ -189,3 +212,86 @@ def test_a_missing_shard_is_an_error(server: str, bucket: Path) -> None:
 def test_no_store_is_no_store(server: str, bucket: Path) -> None:
     with pytest.raises(FileNotFoundError, match="s3://bucket/nothing"):
         open_remote_store("s3://bucket/nothing", options=options(server))
+
+
+def test_a_store_is_sent_and_read_again(server: str, bucket: Path) -> None:
+    check_writable("s3://bucket/sent", options=options(server))
+
+    upload_store(bucket, "s3://bucket/sent", options=options(server))
+
+    check(open_remote_store("s3://bucket/sent", options=options(server)))
+    with urllib.request.urlopen(f"{server}/bucket?prefix=sent/upload") as answer:
+        assert b"<Key>" not in answer.read()  # neither claim nor probe is left
+
+
+def test_s3fs_sends_a_store_and_reads_several(
+    server: str, bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("s3fs")
+    monkeypatch.delattr("zarr.storage.ObjectStore")  # as if obstore were not installed
+    storage = {"key": "test", "secret": "test", "client_kwargs": {"endpoint_url": server}}
+    settings = RemoteOptions(storage=storage, retries=FAST)
+
+    check_writable("s3://bucket/by-s3fs", options=settings)
+    upload_store(bucket, "s3://bucket/by-s3fs", options=settings)
+
+    for name in ("by-s3fs", "store"):
+        check(open_remote_store(f"s3://bucket/{name}", options=settings))
+    with pytest.raises(FileNotFoundError, match="no such bucket"):
+        upload_store(bucket, "s3://nowhere/s", options=settings)
+
+
+def test_failing_and_broken_writes_are_tried_again(bad_server: Any, bucket: Path) -> None:
+    bad_server.failing = 2
+
+    upload_store(bucket, "s3://bucket/hard", options=options(bad_server.url))
+
+    bad_server.failing = 0
+    check(open_remote_store("s3://bucket/hard", options=options(bad_server.url)))
+    written = [tries for (_, _, command), tries in bad_server.tries.items() if command == "PUT"]
+    assert len(written) > 5
+    assert min(written) == 3
+
+
+def test_a_server_that_takes_nothing_leaves_no_store(bad_server: Any, bucket: Path) -> None:
+    bad_server.failing = 99
+
+    with pytest.raises(RemoteError, match=r"s3://bucket/never/manifest\.json: can't be read"):
+        upload_store(bucket, "s3://bucket/never", options=options(bad_server.url))
+
+
+def test_another_store_is_refused_and_a_missing_bucket_named(
+    server: str, bucket: Path, tmp_path: Path
+) -> None:
+    upload_store(bucket, "s3://bucket/taken", options=options(server))
+    write_store(tmp_path / "other", DOCUMENTS[:3], vocab_size=50_000)
+
+    with pytest.raises(StoreError, match="s3://bucket/taken: holds a store"):
+        upload_store(tmp_path / "other", "s3://bucket/taken", options=options(server))
+    with pytest.raises(FileNotFoundError, match="s3://nowhere/s: there is no such bucket"):
+        upload_store(bucket, "s3://nowhere/s", options=options(server))
+
+
+def test_preprocess_writes_to_a_url(
+    server: str, bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": server,
+        "AWS_ALLOW_HTTP": "true",
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    Path("numbers.jsonl").write_text('{"a": "1 2 3", "b": "4"}\n{"a": "5 6", "b": "7 8"}\n')
+    command = ["preprocess", "--input", "numbers.jsonl", "--tokenizer-type", "NullTokenizer"]
+    command += ["--vocab-size", "10", "--json-keys", "a", "b", "--workers", "1"]
+
+    assert main([*command, "--output", "s3://bucket/made"]) == 0
+
+    assert open_store("s3://bucket/made_a")[0].tolist() == [1, 2, 3]
+    assert open_store("s3://bucket/made_b")[1].tolist() == [7, 8]
+    assert main(["verify", "s3://bucket/made_b"]) == 0
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["numbers.jsonl"]

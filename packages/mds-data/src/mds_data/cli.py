@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mds_data.commands.curation_parser import add_curation_commands
+from mds_data.commands.destination_options import url_member
 from mds_data.commands.difficulty_parser import add_analyze
 from mds_data.commands.encryption_parser import add_encryption_commands
 from mds_data.commands.errors import exit_code, sentence
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else 2
     module, _, function = str(arguments.run).partition(":")
     try:
-        code: int = getattr(importlib.import_module(module), function)(arguments)
+        code = _run(getattr(importlib.import_module(module), function), arguments)
     except BrokenPipeError:
         sys.stderr.close()  # The reader of our output (a pager, head) has gone; that is no error.
         return 0
@@ -59,6 +60,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"mds-data {arguments.command}: {sentence(error)}\n")
         return exit_code(error)
     return code
+
+
+def _run(command: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
+    member = url_member(arguments)
+    if member is None:
+        return command(arguments)
+    from mds_data.commands.destinations import run_staged
+
+    return run_staged(command, arguments, member=member)
 
 
 def build_parser() -> argparse.ArgumentParser:

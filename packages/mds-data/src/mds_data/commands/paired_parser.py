@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mds_data.commands.destination_options import add_staging, place
 from mds_data.commands.parser import add_tokenizer_options, command
 from mds_data.commands.provenance_options import add_source_options
 from mds_data.commands.redaction_options import add_redaction_options
@@ -123,10 +124,16 @@ def _add_preprocess_sft(commands: Commands) -> None:
 
 def _add_writing(parser: argparse.ArgumentParser, *, what: str) -> None:
     output = parser.add_argument_group("output").add_mutually_exclusive_group(required=True)
-    output.add_argument("--output", type=Path, metavar="STORE", help="the new store")
     output.add_argument(
-        "--output-prefix", type=Path, metavar="P", help="Megatron's spelling of --output"
+        "--output",
+        type=place,
+        metavar="STORE",
+        help="the new store: a folder, or a URL such as s3://bucket/store",
     )
+    output.add_argument(
+        "--output-prefix", type=place, metavar="P", help="Megatron's spelling of --output"
+    )
+    add_staging(parser)
     parser.add_argument(
         "--split",
         metavar="A,B,C",

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from mds_data.commands.destination_options import add_staging, place
 from mds_data.commands.provenance_options import add_source_options
 from mds_data.commands.redaction_options import add_redaction_options
 
@@ -177,14 +178,19 @@ def add_preprocess(commands: Commands) -> None:
     add_input_options(parser)
     output = parser.add_argument_group("output").add_mutually_exclusive_group(required=True)
     output.add_argument(
-        "--output", type=Path, metavar="STORE", help="the store; with several keys STORE_KEY each"
+        "--output",
+        type=place,
+        metavar="STORE",
+        help="the store, a folder or a URL such as s3://bucket/store; with several keys it is "
+        "STORE_KEY each",
     )
     output.add_argument(
         "--output-prefix",
-        type=Path,
+        type=place,
         metavar="P",
         help="Megatron's spelling: the store is P_KEY_document",
     )
+    add_staging(parser)
     _add_store_options(parser)
     add_engine_options(parser)
     add_task_option(parser)

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mds_data.commands.destination_options import add_staging, place
 from mds_data.commands.key_options import add_key_options
 from mds_data.commands.parser import command
 
@@ -118,7 +119,8 @@ def _add_split(commands: Commands) -> None:
         examples="example:\n  mds-data split store --split 95,5,0 --output parts",
     )
     parser.add_argument("store", type=Path, metavar="STORE")
-    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--output", type=place, required=True, metavar="FOLDER", help="or a URL")
+    add_staging(parser)
     _add_split_option(parser)
     parser.add_argument(
         "--layout", choices=["hot", "archive"], help="the store's own when left out"
@@ -170,7 +172,10 @@ def _add_export(commands: Commands) -> None:
         examples="example:\n  mds-data export store --output-prefix my-gpt2_text_document",
     )
     parser.add_argument("store", type=Path, metavar="STORE")
-    parser.add_argument("--output-prefix", type=Path, required=True, metavar="PREFIX")
+    parser.add_argument(
+        "--output-prefix", type=place, required=True, metavar="PREFIX", help="or a URL"
+    )
+    add_staging(parser)
     add_key_options(parser)
 
 
@@ -236,7 +241,14 @@ def _add_licences(commands: Commands) -> None:
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--output", type=Path, required=True, metavar="STORE", help="the new store")
+    parser.add_argument(
+        "--output",
+        type=place,
+        required=True,
+        metavar="STORE",
+        help="the new store: a folder, or a URL such as s3://bucket/store",
+    )
+    add_staging(parser)
 
 
 def _add_split_option(parser: argparse.ArgumentParser) -> None:

@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 
 from mds_data.errors import DamagedError, StoreError
 from mds_data.store.array_metadata import ArrayLayout, array_layout_from_json
+from mds_data.store.chunk_cache import ChunkCache
 from mds_data.store.commit import pending_name
 from mds_data.store.records import Manifest
-from mds_data.store.remote_files import ChunkCache, RemoteFiles, RetryPolicy, zarr_store
+from mds_data.store.remote_files import RemoteFiles, RetryPolicy, zarr_store
 from mds_data.store.schema import MANIFEST_LIMIT, MANIFEST_NAME, manifest_from_json
 from mds_data.store.shard import decode_chunk, decode_index
 from mds_data.store.token_store import TokenStore

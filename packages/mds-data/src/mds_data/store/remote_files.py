@@ -1,28 +1,27 @@
-"""Bytes of a store that lies behind a network: ranges, retries, a time limit, a local cache.
+"""Files of a store that lies behind a network: read and written, with retries and a time limit.
 
-Everything goes through zarr's store interface, so what zarr can reach can be read here: fsspec's
-file systems, obstore's object stores, zip files, memory.
+Everything goes through zarr's store interface, so what zarr can reach will do: fsspec's file
+systems, obstore's object stores, zip files, memory.
 """
 
 import asyncio
-import hashlib
+import errno
 import importlib
 import os
 import random
-import secrets
-import shutil
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from mds_data.errors import DamagedError
 
-__all__ = ["ChunkCache", "RemoteError", "RemoteFiles", "RetryPolicy", "zarr_store"]
+__all__ = ["RemoteError", "RemoteFiles", "RetryPolicy", "zarr_store"]
+
+Answer = TypeVar("Answer")
 
 _TRANSIENT = {
     "aiohttp": "ClientError",
@@ -30,35 +29,39 @@ _TRANSIENT = {
     "obstore.exceptions": "BaseError",
 }
 """Errors of libraries that don't derive from OSError, by the module that must be loaded."""
-_FINAL = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+_FINAL = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+_DENIED = ("PermissionDeniedError", "UnauthenticatedError")
+"""Errors of obstore that no further try mends."""
+_SLOWEST = 2**19
+"""Bytes a second that a network must carry, so that a try with much to send gets more time."""
 
 
 class RemoteError(OSError):
-    """A file behind the network could not be read, after all tries."""
+    """A file behind the network could not be read or written, after all tries."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetryPolicy:
-    """How often, how long apart and how patiently a read is tried."""
+    """How often, how long apart and how patiently a read or a write is tried."""
 
     attempts: int = 5
     first_wait: float = 0.2
     """Seconds before the second try; twice as long before each further one, and some chance."""
     timeout: float = 60.0
-    """Seconds after which a try counts as failed."""
+    """Seconds after which a try counts as failed; a write has longer by its size."""
 
     def __post_init__(self) -> None:
         if self.attempts < 1 or self.first_wait < 0 or self.timeout <= 0:
-            raise ValueError("a read needs at least one attempt and some time")
+            raise ValueError("retries need at least one attempt and some time")
 
 
 class RemoteFiles:
-    """Reads files below one place; every read may run beside others.
+    """Reads and writes files below one place; each may run beside others.
 
     Args:
         open_place: Makes zarr's store; called in each process that reads.
         name: How messages call the place.
-        retries: How a read is tried again.
+        retries: How a read or a write is tried again.
     """
 
     def __init__(
@@ -83,7 +86,32 @@ class RemoteFiles:
         """
         return self._begin(self._whole(path)).result()
 
-    def _begin(self, work: "Coroutine[Any, Any, bytes]") -> "Future[bytes]":
+    def find(self, path: str) -> bytes | None:
+        """All bytes of a file, or None if there is none."""
+        return self._begin(self._tried(path, lambda: self._get(path, None))).result()
+
+    def put(self, path: str, data: bytes) -> "Future[None]":
+        """Begin to write a whole file, over one that is there."""
+        work = self._tried(path, lambda: self._set(path, data), verb="written", size=len(data))
+        return self._begin(work)
+
+    def claim(self, path: str, data: bytes) -> bytes:
+        """Write a small file unless there is one, and return what is there then.
+
+        Of several who claim a name at once, one gets it, where the service can do that.
+        """
+        self._begin(self._tried(path, lambda: self._set_new(path, data), verb="written")).result()
+        return self.read(path)
+
+    def size(self, path: str) -> int | None:
+        """Bytes of a file, or None if there is none."""
+        return self._begin(self._tried(path, lambda: self._size(path))).result()
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        self._begin(self._tried(path, lambda: self._delete(path), verb="removed")).result()
+
+    def _begin(self, work: "Coroutine[Any, Any, Answer]") -> "Future[Answer]":
         with self._lock:
             if self._process != os.getpid():  # a forked child has no threads
                 self._process = os.getpid()
@@ -93,14 +121,14 @@ class RemoteFiles:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _whole(self, path: str) -> bytes:
-        found = await self._tried(path, None)
+        found = await self._tried(path, lambda: self._get(path, None))
         if found is None:
             raise FileNotFoundError(f"{self.name}/{path}: there is no such file")
         return found
 
     async def _range(self, path: str, start: int, length: int) -> bytes:
         request = importlib.import_module("zarr.abc.store").RangeByteRequest(start, start + length)
-        found = await self._tried(path, request)
+        found = await self._tried(path, lambda: self._get(path, request))
         if found is None:
             raise DamagedError(
                 f"{self.name}/{path}: is missing, and the manifest lists it; restore it from a copy"
@@ -112,35 +140,82 @@ class RemoteFiles:
             )
         return found
 
-    async def _tried(self, path: str, request: Any) -> bytes | None:
-        """The bytes, or None if there is no such file."""
+    async def _tried(
+        self,
+        path: str,
+        once: Callable[[], Awaitable[Answer]],
+        *,
+        verb: str = "read",
+        size: int = 0,
+    ) -> Answer:
+        """What one of the tries gives; ``verb`` and ``size`` say what they do with how much."""
         reason: BaseException | None = None
         for attempt in range(self._retries.attempts):
             if attempt:
                 wait = self._retries.first_wait * 2 ** (attempt - 1)
                 await asyncio.sleep(wait * (0.75 + random.random() / 2))
             try:
-                return await asyncio.wait_for(self._once(path, request), self._retries.timeout)
+                return await asyncio.wait_for(once(), self._retries.timeout + size / _SLOWEST)
             except PermissionError as error:
-                raise PermissionError(
-                    error.errno or 13, "access denied", f"{self.name}/{path}"
-                ) from error
-            except _FINAL:
-                return None
+                raise self._denied(path, error) from error
             except _transient() as error:
+                if isinstance(error, _FINAL):
+                    raise
+                if type(error).__name__ in _DENIED:
+                    raise self._denied(path, error) from error
                 reason = error
         text = str(reason).splitlines()[0] if str(reason) else type(reason).__name__
         raise RemoteError(
-            f"{self.name}/{path}: can't be read after {self._retries.attempts} tries ({text}); "
+            f"{self.name}/{path}: can't be {verb} after {self._retries.attempts} tries ({text}); "
             f"check the network and the service, then try again"
         ) from reason
 
-    async def _once(self, path: str, request: Any) -> bytes | None:
+    def _denied(self, path: str, error: BaseException) -> PermissionError:
+        number = getattr(error, "errno", None) or errno.EACCES
+        return PermissionError(number, "access denied", f"{self.name}/{path}")
+
+    def _opened(self) -> Any:
         if self._place is None:
             self._place = self._open_place()
+        return self._place
+
+    async def _get(self, path: str, request: Any) -> bytes | None:
         prototype = importlib.import_module("zarr.core.buffer").default_buffer_prototype()
-        found = await self._place.get(path, prototype=prototype, byte_range=request)
+        try:
+            found = await self._opened().get(path, prototype=prototype, byte_range=request)
+        except _FINAL:
+            return None
         return None if found is None else bytes(found.to_bytes())
+
+    async def _set(self, path: str, data: bytes) -> None:
+        with self._in_a_bucket():
+            await self._opened().set(path, _buffer(data))
+
+    async def _set_new(self, path: str, data: bytes) -> None:
+        with self._in_a_bucket():
+            await self._opened().set_if_not_exists(path, _buffer(data))
+
+    @contextmanager
+    def _in_a_bucket(self) -> Iterator[None]:
+        try:
+            yield
+        except _FINAL:  # the libraries' texts say this at great length
+            raise FileNotFoundError(
+                f"{self.name}: there is no such bucket or folder; make it first"
+            ) from None
+
+    async def _size(self, path: str) -> int | None:
+        try:
+            return int(await self._opened().getsize(path))
+        except _FINAL:
+            return None
+
+    async def _delete(self, path: str) -> None:
+        await self._opened().delete(path)
+
+
+def _buffer(data: bytes) -> Any:
+    return importlib.import_module("zarr.core.buffer.cpu").Buffer.from_bytes(data)
 
 
 def _transient() -> tuple[type[BaseException], ...]:
@@ -152,7 +227,7 @@ def _transient() -> tuple[type[BaseException], ...]:
     return tuple(known)
 
 
-def zarr_store(url: str, options: Mapping[str, Any]) -> Any:
+def zarr_store(url: str, options: Mapping[str, Any], *, read_only: bool = True) -> Any:
     """The zarr store at a URL: through obstore if it is installed, else through fsspec.
 
     Raises:
@@ -163,86 +238,17 @@ def zarr_store(url: str, options: Mapping[str, Any]) -> Any:
     try:
         if scheme in {"s3", "gs", "az", "http", "https"} and hasattr(storage, "ObjectStore"):
             obstore = importlib.import_module("obstore.store")
-            return storage.ObjectStore(obstore.from_url(url, **options), read_only=True)
+            return storage.ObjectStore(obstore.from_url(url, **options), read_only=read_only)
     except ImportError:
         pass
+    # fsspec would give all of us one connection, which is bound to the event loop of the first.
+    options = {"skip_instance_cache": True, **options}
+    if scheme == "file" and not read_only:  # object stores have no folders to be made
+        options["auto_mkdir"] = True
     try:
-        return storage.FsspecStore.from_url(url, storage_options=dict(options), read_only=True)
+        return storage.FsspecStore.from_url(url, storage_options=dict(options), read_only=read_only)
     except ImportError as error:
         raise ImportError(
-            f"{url}: reading from {scheme} needs obstore (or fsspec with its driver): "
+            f"{url}: {scheme} needs obstore (or fsspec with its driver): "
             f"pip install 'mds-data[remote]' ({error})"
         ) from error
-
-
-@dataclass(slots=True)
-class ChunkCache:
-    """Chunks of one store on the local disk, the least recently used go first.
-
-    Args:
-        folder: Of the cache; several stores and processes may share it.
-        store: What the chunks belong to: uuid and digest of the manifest. Chunks of other
-            revisions of the same store are removed, so that nothing erased stays.
-        limit: Bytes of chunks that may lie in the folder, of all stores together.
-    """
-
-    folder: Path
-    store: tuple[str, str]
-    limit: int
-    _written: int = field(default=0, init=False)
-
-    def __post_init__(self) -> None:
-        own = hashlib.sha256(self.store[0].encode()).hexdigest()[:32]
-        place = self.folder / own / self.store[1]
-        place.mkdir(parents=True, exist_ok=True)
-        for other in place.parent.iterdir():
-            if other != place:
-                shutil.rmtree(other, ignore_errors=True)
-
-    def path(self, name: str) -> Path:
-        """Where a chunk is kept."""
-        own = hashlib.sha256(self.store[0].encode()).hexdigest()[:32]
-        return self.folder / own / self.store[1] / hashlib.sha256(name.encode()).hexdigest()
-
-    def get(self, name: str) -> bytes | None:
-        """A chunk, if it is there."""
-        path = self.path(name)
-        try:
-            data = path.read_bytes()
-            os.utime(path)
-        except OSError:
-            return None
-        return data
-
-    def put(self, name: str, data: bytes) -> None:
-        """Keep a chunk; a full disk is no error, the chunk is just not kept."""
-        path = self.path(name)
-        partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-        try:
-            partial.write_bytes(data)
-            partial.replace(path)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            return
-        if not self._written or self._written > self.limit // 8:
-            self._written = 0
-            self._shrink()
-        self._written += len(data)
-
-    def drop(self, name: str) -> None:
-        """Forget a chunk that turned out to be damaged."""
-        self.path(name).unlink(missing_ok=True)
-
-    def _shrink(self) -> None:
-        found = []
-        for path in self.folder.rglob("*"):
-            with suppress(OSError):
-                status = path.stat()
-                if path.is_file():
-                    found.append((status.st_mtime_ns, status.st_size, path))
-        total = sum(size for _, size, _ in found)
-        for _, size, path in sorted(found):
-            if total <= self.limit - self.limit // 8:
-                return
-            path.unlink(missing_ok=True)
-            total -= size

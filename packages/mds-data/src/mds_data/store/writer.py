@@ -94,6 +94,11 @@ class StoreWriter(DocumentWriter):
         job: Mapping[str, Any] | None = None,
         resume: bool = False,
     ) -> None:
+        if isinstance(path, str) and "://" in path:
+            raise StoreError(
+                f"{path}: a store is written to a folder; mds_data.store.upload.upload_store sends "
+                f"it to a URL then"
+            )
         self._path = Path(path)
         _check_vocabulary(vocab_size, eod_id)
         self._eod_id = eod_id
