@@ -164,7 +164,55 @@ FOUND_IN_OTHER_LAYOUTS = [
     ("SECRET", "run --password jKMb#xbqSbf9 now", "jKMb#xbqSbf9"),
 ]
 
+# As people hide them from robots, as mail servers, web pages and input methods write them.
+FOUND_DISGUISED = [
+    ("EMAIL", "bob.smith (at) example (dot) com", "bob.smith (at) example (dot) com"),
+    ("EMAIL", "bob [at] uni-x.ac.uk, or", "bob [at] uni-x.ac.uk"),
+    ("EMAIL", "ask bob at example dot com", "bob at example dot com"),
+    ("EMAIL", "bob.smith @ example.com", "bob.smith @ example.com"),
+    ("EMAIL", "to=bob%40example.com&x=1", "to=bob%40example.com"),
+    ("EMAIL", "bob&#64;example.com", "bob&#64;example.com"),
+    ("EMAIL", "mail bo\u200bb@exam\u00adple.com now", "bo\u200bb@exam\u00adple.com"),
+    ("EMAIL", "bob\uff20example\uff0ecom", "bob\uff20example\uff0ecom"),
+    ("IP", "Received: from x ([IPv6:2001:db8::7:1])", "2001:db8::7:1"),
+    ("IP", "ip:::ffff:192.0.2.7; ok", "::ffff:192.0.2.7"),
+    ("IP", "ip-10-0-31-7.ec2.internal", "-10-0-31-7"),
+    ("IP", "traffic to 203[.]0[.]113[.]66", "203[.]0[.]113[.]66"),
+    ("CARD", "card 4111 1111\n1111 1111.", "4111 1111\n1111 1111"),
+    ("CARD", "4111\t1111\t1111\t1111", "4111\t1111\t1111\t1111"),
+    ("CARD", "VISA4111111111111111", "4111111111111111"),
+    (
+        "CARD",
+        "\uff14\uff11\uff11\uff11" + "\uff11" * 12,
+        "\uff14\uff11\uff11\uff11" + "\uff11" * 12,
+    ),
+    ("IBAN", "IBANDE89370400440532013000", "DE89370400440532013000"),
+    (
+        "IBAN",
+        "DE89\u202f3704\u202f0044\u202f0532\u202f0130\u202f00",
+        "DE89\u202f3704\u202f0044\u202f0532\u202f0130\u202f00",
+    ),
+    ("PHONE", "they report 07848 733587 now", "07848 733587"),
+    ("PHONE", "reach us ((312) 671-3059)", "(312) 671-3059"),
+    ("PHONE", "+52 1 55 4575 2637", "+52 1 55 4575 2637"),
+    ("SECRET", "curl -u bob:UxSVv1U0O3og1 https://h", "UxSVv1U0O3og1"),
+    ("SECRET", "ENV SECRET_KEY JtCCgPh75xKHrTL7M8yy", "JtCCgPh75xKHrTL7M8yy"),
+    ("SECRET", "Cookie: sessionid=VnHNyg7Gt0Jx1AiDweFa;", "VnHNyg7Gt0Jx1AiDweFa"),
+    ("SECRET", "identified by 'AQjb9Sjog!2'", "AQjb9Sjog!2"),
+    ("SECRET", "the password is hunter249. Then", "hunter249."),
+    (
+        "SECRET",
+        "Subscription-Key: 31d1955786ebfa86d7f76b35810bfa4b",
+        "31d1955786ebfa86d7f76b35810bfa4b",
+    ),
+]
+
 NOT_PRIVATE = [
+    "look at the dot product; f(at=3, b.com), x @ self.w, a (at) b",
+    "ratio 8:1::4:6, std::a1::b2, 143[.]45[.]217",
+    "2001\n2002\n2003\n2004\n5105\n1051\n0510\n5100\n",
+    "EAN 6244977465895, IMEI 659506968172536",
+    "bit rate 820 527 4851 bps, id de831ec4-b3eb",
     "released as v1.2.3.4, version 10.0.1.2, firmware 4.0.0.1",
     "commit 3b18e512dba79e4c8300dd08aeb37f8e728b8dad",
     "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
@@ -206,7 +254,9 @@ NOT_PRIVATE = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "text", "value"), [*FOUND, *FOUND_IN_OTHER_LAYOUTS])
+@pytest.mark.parametrize(
+    ("kind", "text", "value"), [*FOUND, *FOUND_IN_OTHER_LAYOUTS, *FOUND_DISGUISED]
+)
 def test_finds_the_value_and_its_kind(kind: str, text: str, value: str) -> None:
     start = text.index(value)
 
@@ -296,7 +346,8 @@ def test_redacting_again_changes_nothing(mode: Any) -> None:
 def test_a_pseudonym_is_one_for_one_value_however_it_is_written() -> None:
     redactor = Redactor("pseudonym", key=KEY)
 
-    same = {redactor(card) for card in ("4111 1111 1111 1111", "4111111111111111")}
+    written = ("4111 1111 1111 1111", "4111111111111111", "4111 1111 \u200b1111\t1111")
+    same = {redactor(card) for card in written}
 
     assert len(same) == 1
     assert redactor("5555-5555-5555-4444") not in same

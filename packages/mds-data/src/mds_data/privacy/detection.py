@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from mds_data.privacy.findings import KINDS, Finding, Kind, without_overlaps
+from mds_data.privacy.folding import fold
 from mds_data.privacy.network import find_email, find_ip
 from mds_data.privacy.numbers import find_numbers, find_passports
 from mds_data.privacy.payment import find_crypto, find_iban
@@ -49,13 +50,21 @@ def find(
         (start, end, kind) of each finding; ``text[start:end]`` is the value.
     """
     wanted = frozenset(kinds)
-    found = [
+    folded = fold(text)
+    if folded is not None:
+        found = [folded.original(each) for each in _found(folded.text, wanted)]
+    else:
+        found = _found(text, wanted)
+    if allow is not None:
+        found = [finding for finding in found if text[finding.start : finding.end] not in allow]
+    return without_overlaps(found)
+
+
+def _found(text: str, wanted: frozenset[Kind]) -> list[Finding]:
+    return [
         finding
         for detects, detector in _DETECTORS
         if detects & wanted
         for finding in detector(text)
         if finding.kind in wanted
     ]
-    if allow is not None:
-        found = [finding for finding in found if text[finding.start : finding.end] not in allow]
-    return without_overlaps(found)

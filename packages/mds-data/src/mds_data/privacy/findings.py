@@ -6,7 +6,16 @@ from bisect import bisect
 from collections.abc import Iterable
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
-__all__ = ["ALL_KINDS", "KINDS", "Finding", "Kind", "is_word", "lower", "without_overlaps"]
+__all__ = [
+    "ALL_KINDS",
+    "KINDS",
+    "Finding",
+    "Kind",
+    "is_word",
+    "lower",
+    "present",
+    "without_overlaps",
+]
 
 Kind: TypeAlias = Literal[
     "SECRET",
@@ -64,3 +73,19 @@ def lower(text: str) -> str:
     if len(lowered) == len(text):
         return lowered
     return "".join(small if len(small := letter.lower()) == 1 else letter for letter in text)
+
+
+def present(text: str, words: Iterable[str], *, within: str) -> list[str]:
+    """Those of the words that stand in a text.
+
+    Args:
+        text: In lower case.
+        words: Likewise.
+        within: Stands in many of the words, so that one search speaks for all of these.
+    """
+    is_ascii, has_within = text.isascii(), within in text
+    return [
+        word
+        for word in words
+        if (has_within or within not in word) and (not is_ascii or word.isascii()) and word in text
+    ]

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from mds_data.privacy.findings import Finding, Kind, is_word, lower
+from mds_data.privacy.findings import Finding, Kind, is_word, lower, present
 from mds_data.privacy.national import DIGIT_RULES, LETTER_RULES, Rule
 from mds_data.privacy.national_words import names_a_number
-from mds_data.privacy.payment import is_card
+from mds_data.privacy.payment import broken_card, is_card, names_another_number
 from mds_data.privacy.phone import end_of_extension, goes_on, is_day, is_phone, vouches
 
 __all__ = ["find_numbers", "find_passports"]
@@ -24,6 +24,8 @@ _MOST_GROUPS = 10
 _LONGEST = 48  # characters
 _FEWEST_DIGITS, _MOST_DIGITS = 7, 19
 _SEPARATED = re.compile(r"\d+([^\d])\d")
+_BREAKS = ("\n", "\r", "\t", "\u00b7")
+_CARD_WORD = re.compile(r"(?<![A-Za-z])(?:visa|master ?card|amex|card|cc|pan)\Z", re.IGNORECASE)
 _PASSPORTS = (
     *("passport", "passeport", "reisepass", "pasaporte", "passaporto", "passaporte", "паспорт"),
     *("护照", "護照", "パスポート"),
@@ -42,6 +44,10 @@ def find_numbers(text: str) -> Iterator[Finding]:
         start, end = match.span()
         if end <= reached:
             continue
+        if text[end : end + 1] in _BREAKS and (broken := broken_card(text, start)):
+            yield broken
+            reached = broken.end
+            continue
         if _may_have_letters(text, start, end):
             for finding in _with_letters(text, start, end):
                 yield finding
@@ -55,7 +61,7 @@ def find_numbers(text: str) -> Iterator[Finding]:
 def find_passports(text: str) -> Iterator[Finding]:
     """Passport numbers; they share no checksum, so the word must stand before them."""
     lowered = lower(text)
-    for word in _PASSPORTS:
+    for word in present(lowered, _PASSPORTS, within="pas"):
         position = lowered.find(word)
         while position >= 0:
             match = _PASSPORT_NUMBER.match(text, position + len(word))
@@ -163,7 +169,7 @@ def _with_lead(text: str, start: int, end: int) -> int:
     lead = _LEAD.search(text, max(0, start - 3), start)
     if lead is None:
         return start
-    begin = lead.start()
+    begin = lead.start() + text.startswith("((", lead.start())
     if text[begin] == "(" and text.count(")", start, end) <= text.count("(", start, end):
         begin += 1 if text[begin + 1] == "+" else start - begin
     if text[begin] == "+" and is_word(text[max(0, begin - 1) : begin]):
@@ -182,6 +188,8 @@ def _touches_word(text: str, start: int, end: int) -> bool:
     before, after = text[start - 1 : start], text[end : end + 1]
     if before == ":" and text[start - 2 : start - 1].isdigit():  # a time
         return True
+    if before.isalpha() and _CARD_WORD.search(text, max(0, start - 12), start):
+        before = ""  # VISA4111111111111111
     if (before.isalnum() and before.isascii()) or (
         before in tuple("_./-@=&") and before and _is_glued(text, start)
     ):
@@ -206,7 +214,7 @@ def _kind(written: str, *, before: str, after: str) -> Kind | None:
     for rule in DIGIT_RULES if named else ():
         if _obeys(rule, written, named=True):
             return "NATIONAL_ID"
-    if is_card(digits) and _is_card_layout(written):
+    if is_card(digits) and _is_card_layout(written) and not names_another_number(before):
         return "CARD"
     if not named and (vouches(before) or goes_on(written, after)):
         return None

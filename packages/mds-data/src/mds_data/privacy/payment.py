@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from mds_data.privacy.checksums import luhn, mod97
 from mds_data.privacy.findings import Finding, is_word
 
-__all__ = ["find_crypto", "find_iban", "is_card"]
+__all__ = ["broken_card", "find_crypto", "find_iban", "is_card", "names_another_number"]
 
 # First digits and lengths, from ISO/IEC 7812's registry as the networks publish them.
 _CARD = re.compile(
@@ -35,8 +35,17 @@ PS:29 PT:25 QA:29 RO:24 RS:22 RU:33 SA:24 SC:31 SD:18 SE:24 SI:19 SK:24 SM:27 SO
 TL:23 TN:24 TR:26 UA:29 VA:22 VG:24 XK:20 YE:30
 """
 _IBAN_LENGTHS = {entry[:2]: int(entry[3:]) for entry in _IBAN_REGISTRY.split()}
-_IBAN_DIGITS = re.compile(r"\d\d(?=[ \-.\u00a0]?[A-Za-z0-9]{2})")
-_IBAN_COUNTRY = re.compile(r"(?<![A-Za-z0-9])(?:[A-Z]{2}|[a-z]{2})[ \-\u00a0]?\Z")
+_ONLY_DIGITS = frozenset(
+    """
+    AE AT BA BE BI CR CZ DE DJ DK EE EG ES FI FO GL HR HU IL IS LT LY ME MN MR NO PL PT RS SD SE
+    SI SK SO ST TL TN VA XK
+    """.split()  # noqa: SIM905 - forty strings would hide the list
+)
+"""Countries whose accounts have no letters behind the country's."""
+_IBAN_DIGITS = re.compile(r"\d\d(?=[ \-./\u00a0\u2009\u202f]?[A-Za-z0-9]{2})")
+_IBAN_COUNTRY = re.compile(
+    r"(?:(?<![A-Za-z0-9])|(?<=IBAN|iban))(?:[A-Z]{2}|[a-z]{2})[ \-\u00a0\u202f]?\Z"
+)
 
 _BASE58 = re.compile(r"[13][1-9A-HJ-NP-Za-km-z]{25,34}(?![A-Za-z0-9])")
 _BASE58_DIGITS = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
@@ -48,6 +57,37 @@ _HEX_ADDRESS = re.compile(r"(?<![A-Za-z0-9])0x[0-9a-fA-F]{40}(?![A-Za-z0-9])")
 def is_card(digits: str) -> bool:
     """Whether these 12 to 19 digits are a payment card's number: issuer, length and Luhn."""
     return _CARD.fullmatch(digits) is not None and len(set(digits)) > 1 and luhn(digits)
+
+
+_CARD_IN_LINES = re.compile(
+    r"(?<![\d.,])\d{4}(?:[ \t\-\u00b7]{0,2}\r?\n?[ \t>]{0,4}\d{4}){3}(?!\d|[.,]\d)"
+)
+
+
+def broken_card(text: str, start: int) -> Finding | None:
+    """The card that begins here, in fours with tabs, dots or line breaks between them.
+
+    A column of numbers is none.
+    """
+    match = _CARD_IN_LINES.match(text, start)
+    if match is None or text[max(0, start - 12) : start].rstrip()[-1:].isdigit():
+        return None
+    if text[match.end() : match.end() + 12].lstrip()[:1].isdigit():
+        return None
+    digits = "".join(filter(str.isdigit, match[0]))
+    return Finding(start, match.end(), "CARD") if is_card(digits) else None
+
+
+_OTHER_NUMBER = re.compile(
+    r"(?:isbn|issn|ean|gtin|upc|imei|iccid|barcode|tracking|serial|asin|doi|oclc|pmid|epoch"
+    r"|timestamp|seed)[a-z]{0,6}(?:[ \-]?1[034])?[ :=#.\-]{0,3}(?:is )?\Z",
+    re.IGNORECASE,
+)
+
+
+def names_another_number(before: str) -> bool:
+    """Whether the words before digits say that they are no card: a book, a parcel, a time."""
+    return _OTHER_NUMBER.search(before) is not None
 
 
 def find_iban(text: str) -> Iterator[Finding]:
@@ -62,6 +102,8 @@ def find_iban(text: str) -> Iterator[Finding]:
         if end is None or is_word(text[end : end + 1]):
             continue
         characters = "".join(filter(str.isalnum, text[start:end]))
+        if country[0][:2].upper() in _ONLY_DIGITS and not characters[2:].isdecimal():
+            continue
         if characters.isascii() and mod97(characters):
             yield Finding(start, end, "IBAN")
 
@@ -75,7 +117,7 @@ def _end_of_characters(text: str, start: int, *, count: int) -> int | None:
             count -= 1
             if not count:
                 return position + 1
-        elif gap or text[position] not in " -.\u00a0\u202f":
+        elif gap or text[position] not in " -./\u00a0\u2009\u202f":
             return None
         else:
             gap = 1

@@ -53,10 +53,13 @@ _WORDS = re.compile(
     re.IGNORECASE,
 )
 _NOT_PHONES = re.compile(
-    r"(?:isbn(?:-1[03])?|issn|doi|order|invoice|serial|part|sku|tracking|ticket|case|account|acct|ref"
+    r"(?<![A-Za-z])(?:isbn(?:-1[03])?|issn|doi|order|invoice|serial|part|sku|tracking|ticket|case|account|acct|ref"
     r"|model|version|build|id|#|§|imei|port|pid|size|lines?|pp?\.|pages?"
     r"|[ps]/n|awb|dhl|ups|usps|fedex|parcel|bug|commit|merge)[ :=#.\-]{0,3}\Z",
     re.IGNORECASE,
+)
+_UNIT_AFTER = re.compile(
+    r"[ \u00a0]?(?:[kKMGT]?(?:bps|Hz|[Bb]/?s?\b)|byte|[munp]?s\b|[kcm]?m\b|[km]?g\b|[%°€$£¥])"
 )
 _NUMBER_WORD = re.compile(r"(?<![A-Za-z])(?:no|nr|num|number|nummer)[ :=#.]{1,3}\Z", re.IGNORECASE)
 _EXTENSION = re.compile(
@@ -87,7 +90,7 @@ def is_phone(written: str, *, before: str, after: str = "") -> bool:
         return False
     if vouched and (written[0] != "0" or len(digits) >= 9) and "." not in written[-3:]:
         return True
-    if goes_on(written, after):
+    if goes_on(written, after) or _UNIT_AFTER.match(after):
         return False
     if _NATIONAL.fullmatch(written):
         return True
@@ -129,6 +132,7 @@ def _is_possible(written: str) -> bool:
     if library is None:
         return True
     written = re.sub(r"\A(?:00|011[ \-])", "+", written)
+    written = re.sub(r"\A\+52[ \-.]?1", "+52", written)  # Mexico, mobile, until 2019
     try:
         return bool(library.is_possible_number(library.parse(written, None)))
     except library.NumberParseException:

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias, get_args
 from mds_data.errors import DataError
 from mds_data.privacy.detection import AllowList, find
 from mds_data.privacy.findings import KINDS, Finding, Kind, without_overlaps
+from mds_data.privacy.folding import fold
 
 __all__ = ["MODES", "ROUNDS", "Mode", "Redactor", "redact"]
 
@@ -99,6 +100,8 @@ class Redactor:
 
 def _letters(key: bytes, *, kind: Kind, value: str) -> str:
     """80 bits of the value's HMAC in letters that no detector takes for a number."""
+    folded = fold(value)
+    value = value if folded is None else folded.text
     plain = "".join(value.split()).casefold() if kind == "EMAIL" else _without_layout(value)
     digest = hmac.new(key, f"{kind}\0{plain}".encode(), hashlib.sha256).digest()
     number = int.from_bytes(digest[:10], "big")

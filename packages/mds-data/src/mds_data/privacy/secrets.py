@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from mds_data.privacy.findings import Finding, lower
+from mds_data.privacy.findings import Finding, lower, present
 
 __all__ = ["find_secrets"]
 
@@ -24,6 +24,8 @@ def _pattern(literals: str, pattern: str) -> tuple[tuple[str, ...], re.Pattern[s
 
 
 # Literal parts, one of which must be there; and the whole. Forms as the issuers document them.
+# Keys are single long words, so their literals are looked for in the long words of the text alone.
+_SHORTEST_KEY = 15
 _KEYS = (
     _pattern("AKIA ASIA AGPA AROA AIDA", rf"{_LEFT}A(?:KI|SI|GP|RO|ID)A[A-Z2-7]{{16}}{_RIGHT}"),
     _pattern("ghp_ gho_ ghu_ ghs_ ghr_", rf"{_LEFT}gh[pousr]_[A-Za-z0-9]{{30,255}}{_RIGHT}"),
@@ -56,21 +58,36 @@ _KEYS = (
         rf"|glsa_\w{{32,48}}|PMAK-[a-f0-9]{{24}}-[a-f0-9]{{34}}|NRAK-[A-Z0-9]{{27}}"
         r"|[A-Za-z0-9]{14}\.atlasv1\.[\w\-]{60,70}|ATATT3[\w\-=]{100,250})"
     )),
+    _pattern("EAA figd_ pplx- xai- sbp_ ntn_ xkeysib- sntrys_ tskey- ops_eyJ tvly-", (
+        rf"{_LEFT}(?:EAA[A-Za-z0-9]{{90,250}}|figd_[\w\-]{{38,45}}|pplx-[A-Za-z0-9]{{40,64}}"
+        r"|xai-[A-Za-z0-9]{70,90}|sbp_[a-f0-9]{40}|ntn_[A-Za-z0-9]{40,50}|tvly-[A-Za-z0-9\-]{24,48}"
+        r"|xkeysib-[a-f0-9]{64}-[A-Za-z0-9]{16}|sntrys_[A-Za-z0-9+/=_]{40,250}"
+        r"|tskey-[a-z]{3,10}-[A-Za-z0-9]{8,20}-[A-Za-z0-9]{20,40}"
+        rf"|ops_eyJ[A-Za-z0-9+/=]{{200,1500}}){_RIGHT}"
+    )),
+    _pattern("dp.", rf"dp\.[a-z]{{2,5}}\.[A-Za-z0-9]{{40,44}}{_RIGHT}"),
+    _pattern("pat", rf"pat[A-Za-z0-9]{{14}}\.[a-f0-9]{{64}}{_RIGHT}"),
     _pattern(":AA", r"(?<![A-Za-z0-9])\d{8,10}:AA[\w\-]{32,34}(?![\w\-])"),
     _pattern("hooks.slack.com", r"(?:https?://)?hooks\.slack\.com/(?:services|workflows)/[\w/+\-]{20,}"),
     _pattern("/api/webhooks/", r"(?:https?://)?(?:\w+\.)?discord(?:app)?\.com/api/webhooks/\d+/[\w\-]{20,}"),
     _pattern("webhook.office", r"https://[\w.\-]*webhook\.office(?:365)?\.com/webhookb2/[\w@/\-]{20,}"),
+    _pattern("AGE-SECRET-KEY-", r"AGE-SECRET-KEY-1[02-9AC-HJ-NP-Z]{58}"),
+    _pattern("Key=", (
+        r"(?:(?:DefaultEndpointsProtocol|AccountName|Endpoint|BlobEndpoint|EndpointSuffix|HostName|"
+        r"SharedAccessKeyName|EntityPath|SharedAccessKey|AccountKey|AccountEndpoint)=[^;\s\"']{1,200};?)+"
+    )),
+    _pattern("sessionid= session_id= sessid= SESSID= SESSIONID=", (
+        r"(?i:\b(?:php|j|asp\.net_)?sess(?:ion)?_?id)=(?P<value>[A-Za-z0-9%._\-]{16,256})"
+    )),
+    _pattern("sig=", r"(?<=[?&])sig=[A-Za-z0-9%+/=_\-]{32,}"),
+)  # fmt: skip
+_PHRASES = (
     _pattern("-----BEGIN", (
         r"-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"
         r"(?:[^-]|-(?!----)){0,16384}(?:-----END (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----)?"
     )),
     _pattern("PuTTY-User-Key-File", (
         r"PuTTY-User-Key-File-\d: .{1,40}\n(?:.{1,200}\n){4,200}?Private-MAC: [0-9a-f]+"
-    )),
-    _pattern("AGE-SECRET-KEY-", r"AGE-SECRET-KEY-1[02-9AC-HJ-NP-Z]{58}"),
-    _pattern("AccountKey= SharedAccessKey=", (
-        r"(?:(?:DefaultEndpointsProtocol|AccountName|Endpoint|BlobEndpoint|EndpointSuffix|HostName|"
-        r"SharedAccessKeyName|EntityPath|SharedAccessKey|AccountKey|AccountEndpoint)=[^;\s\"']{1,200};?)+"
     )),
     _pattern("login", (
         r"\b(?:machine[ \t]+[\w.\-]{1,128}|default)\s{1,8}login\s{1,8}[^\s]{1,128}\s{1,8}"
@@ -79,11 +96,20 @@ _KEYS = (
     _pattern("--pass", (
         r"--pass(?:word|wd|phrase)?[ \t](?P<value>(?=\S{0,64}\d)[^\s\"'`<>\[\]\-]\S{3,255})"
     )),
+    (("-u ", "--user ", "--user="), re.compile(
+        r"(?<!\S)(?:-u|--user)[ =][\"']?[\w.@\-]{1,64}:(?P<value>[^\s\"'`<>$]{6,256})"  # curl
+    )),
+    _pattern("ENV setenv", (
+        r"\b(?:ENV|setenv)[ \t]+\w{0,40}(?:KEY|TOKEN|SECRET|PASS\w{0,5})[ \t]+"
+        r"(?P<value>[^\s\"'`<>$]{6,256})"
+    )),
+    _pattern("dentified IDENTIFIED", (
+        r"(?i:\bidentified[ \t]+(?:with[ \t]+\w+[ \t]+)?by)[ \t]+'(?P<value>[^'\n]{4,256})'"
+    )),
     _pattern("define(", (
         r"define\(\s{0,4}[\"']\w{0,40}(?:PASSWORD|SECRET|KEY|SALT|TOKEN)[\"']\s{0,4},\s{0,4}"
         r"(?P<quote>[\"'])(?P<value>[^\"'\n]{6,256})(?P=quote)"  # PHP
     )),
-    _pattern("sig=", r"(?<=[?&])sig=[A-Za-z0-9%+/=_\-]{32,}"),
     _pattern("://", (
         r"(?<![A-Za-z0-9+.\-])[A-Za-z][A-Za-z0-9+.\-]{1,30}://"
         r"[^\s/:@\"'<>`]{0,128}:(?!//)[^\s/@\"'<>`]{1,256}@[^\s\"'<>`)\]}]{1,512}"
@@ -99,12 +125,13 @@ _PASSWORDS = (
 )
 _NAMES = ("key", "token", "secret", "pass", "credential", "auth", *_PASSWORDS)
 _KEY_BEFORE = re.compile(
-    r"(?:api|access|secret|private|encryption|signing|account|master|shared|auth)[_\- ]?\Z",
+    r"(?:api|access|secret|private|encryption|signing|account|master|shared|auth|subscription|client"
+    r"|app|license|service|storage|deploy|consumer|session)[_\- ]?\Z",
     re.IGNORECASE,
 )
 _VALUE_AFTER = re.compile(
     r"(?:[_\- ]?(?:access[_\- ]?key|id|key|token|or[dt]|d|s|orization|code))?[\"']?"
-    r"(?P<sign>[ \t]*(?:=>|:=|[:=\uff1a]|\b(?:is|es|lautet)t?\b|是|>(?=[^<\s]{4,256}</))"
+    r"(?P<sign>[ \t]*(?:=>|:=|[:=\uff1a]|\b(?:is|es|lautet|to)t?\b|是|>(?=[^<\s]{4,256}</))"
     r"[ \t]*)"
     r"(?P<quote>[\"'`]?)(?P<value>[^\s\"'`<>,;]{6,256})(?P=quote)",
     re.IGNORECASE,
@@ -123,17 +150,23 @@ _WORD_FOR_PASSWORD = re.compile(r"(?:proxy|user|db)?_?(?:pass(?:w(?:or)?d)?|pwd?
 
 def find_secrets(text: str) -> Iterator[Finding]:
     """Keys by their form, URLs and connection strings with a password, values of named settings."""
-    for literals, pattern in _KEYS:
-        for literal in literals:
-            if literal in text:
-                for match in pattern.finditer(text):
-                    if "value" in match.re.groupindex:
-                        if not _PLACEHOLDER.match(match["value"]):
-                            yield Finding(*match.span("value"), "SECRET")
-                    elif _is_real(match[0]):
-                        yield Finding(match.start(), _without_punctuation(match), "SECRET")
-                break
+    words = " ".join(word for word in text.split() if len(word) >= _SHORTEST_KEY)
+    for literals, pattern in _KEYS if words else ():
+        if any(literal in words for literal in literals):
+            yield from _matches(text, pattern)
+    for literals, pattern in _PHRASES:
+        if any(literal in text for literal in literals):
+            yield from _matches(text, pattern)
     yield from _assigned(text)
+
+
+def _matches(text: str, pattern: re.Pattern[str]) -> Iterator[Finding]:
+    for match in pattern.finditer(text):
+        if "value" in pattern.groupindex:
+            if not _PLACEHOLDER.match(match["value"]):
+                yield Finding(*match.span("value"), "SECRET")
+        elif _is_real(match[0]):
+            yield Finding(match.start(), _without_punctuation(match), "SECRET")
 
 
 def _is_real(found: str) -> bool:
@@ -153,7 +186,7 @@ def _without_punctuation(match: re.Match[str]) -> int:
 
 def _assigned(text: str) -> Iterator[Finding]:
     lowered = lower(text)
-    for name in _NAMES:
+    for name in present(lowered, _NAMES, within="pass"):
         position = lowered.find(name)
         while position >= 0:
             match = _VALUE_AFTER.match(text, position + len(name))
@@ -168,7 +201,7 @@ def _assigned(text: str) -> Iterator[Finding]:
 
 def _is_secret(match: re.Match[str], *, name: str, position: int) -> bool:
     """Whether the setting whose name has ``name`` at ``position`` is given a secret."""
-    before = match.string[max(0, position - 12) : position]
+    before = match.string[max(0, position - 16) : position]
     if match.string.startswith("PASS:", position) or not _is_setting(name, before):
         return False  # PASS: is the verdict of a test
     return _is_value(match) or (name in _PASSWORDS and _ends_line(match))
@@ -200,10 +233,11 @@ def _is_value(match: re.Match[str]) -> bool:
 def _ends_line(match: re.Match[str]) -> bool:
     """A password of letters and digits that nothing follows, as ``password: hunter2``."""
     value = match["value"]
+    word = value.rstrip(".")
     return (
-        _LETTERS_AND_DIGITS.fullmatch(value) is not None
-        and _PLACEHOLDER.match(value) is None
-        and _END_OF_LINE.match(match.string, match.end()) is not None
+        _LETTERS_AND_DIGITS.fullmatch(word) is not None
+        and _PLACEHOLDER.match(word) is None
+        and (word != value or _END_OF_LINE.match(match.string, match.end()) is not None)
     )
 
 
