@@ -103,7 +103,7 @@ _PHRASES = (
         r"\b(?:ENV|setenv)[ \t]+\w{0,40}(?:KEY|TOKEN|SECRET|PASS\w{0,5})[ \t]+"
         r"(?P<value>[^\s\"'`<>$]{6,256})"
     )),
-    _pattern("dentified IDENTIFIED", (
+    _pattern("identified IDENTIFIED", (
         r"(?i:\bidentified[ \t]+(?:with[ \t]+\w+[ \t]+)?by)[ \t]+'(?P<value>[^'\n]{4,256})'"
     )),
     _pattern("define(", (
