@@ -16,7 +16,8 @@ from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.errors import RejectedError
 from mds_ckpt.formats import open_checkpoint
 from mds_ckpt.formats.megatron_deepspeed import FORMAT, open_deepspeed
-from mds_ckpt.pickles.torch_writer import save_torch_file
+from mds_ckpt.pickles.archive import open_torch_file
+from mds_ckpt.pickles.torch_writer import save_torch_file, size
 from mds_ckpt.read_options import ReadOptions
 
 GOLDEN = [
@@ -320,3 +321,41 @@ def test_experts_are_read_from_their_own_files() -> None:
             key = f"lp/{stem}.experts.deepspeed_experts.{number}.dense_h_to_4h.weight"
             name = f"decoder.layers.1.mlp.experts.local_experts.{number}.linear_fc1.weight"
             np.testing.assert_array_equal(checkpoint.tensor(name).numpy().astype("f4"), wanted[key])
+
+
+class Frozen(Sample):
+    """Stage 3 with a table of positions that is not trained: its shares are in the model files."""
+
+    NAME = "embedding.position_embeddings.weight"
+
+    def groups_of(self, names: list[str]) -> list[list[str]]:
+        return [[n for n in group if n != self.NAME] for group in super().groups_of(names)]
+
+    def write(self, root: Path) -> Path:
+        super().write(root)
+        values = self.tensors[f"weight/{self.NAME}"]
+        flat = np.concatenate([values.reshape(-1), np.full(-values.size % self.dp, -1, "f4")])
+        for path in root.rglob("*_model_states.pt"):
+            dp = int(re.findall(r"zero_pp_rank_(\d+)", path.name)[0])
+            state = {**open_torch_file(path).value, "module": {}}
+            stored = self.engine_name(self.NAME)
+            state["frozen_param_shapes"] = {stored: size(values.shape)}
+            state["frozen_param_fragments"] = {stored: np.split(flat, self.dp)[dp]}
+            path.unlink()
+            save_torch_file(path, state)
+        return root
+
+
+@pytest.mark.parametrize("dp", [1, 3])
+def test_frozen_parameters_of_stage_3_are_read(tmp_path: Path, dp: int) -> None:
+    sample = Frozen(stage=3, pipeline=False, dp=dp, positions=7)
+
+    found = open_checkpoint(sample.write(tmp_path / "c"))
+
+    assert found.tensors.keys() == set(sample.names)
+    for name in sample.names:
+        state = "weight" if name == Frozen.NAME else "master"
+        wanted = sample.tensors[f"{state}/{name}"]
+        np.testing.assert_array_equal(found.tensor(name).numpy(), wanted, err_msg=name)
+    assert Frozen.NAME not in found.states["exp_avg"]
+    assert "1 parameters have no exp_avg (they are frozen)" in found.notes

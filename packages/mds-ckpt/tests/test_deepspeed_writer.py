@@ -3,6 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import ckpt_samples as samples
+import ml_dtypes
 import numpy as np
 import pytest
 from deepspeed_samples import Sample
@@ -181,3 +183,22 @@ def test_universal_without_optimizer_state_is_refused() -> None:
 
     with pytest.raises(UnsupportedError, match="no complete optimizer state"):
         universal.plan(source, Options())
+
+
+def test_an_embedding_in_fp32_makes_no_fp32_run_of_a_bf16_one(tmp_path: Path) -> None:
+    """Megatron-DeepSpeed's ``--embedding-weights-in-fp32``."""
+    record = samples.model("gpt2")
+    weights = samples.arrays(record, dtype=ml_dtypes.bfloat16)
+    words = "embedding.word_embeddings.weight"
+    weights[words] = weights[words].astype("f4")
+    masters = {name: array.astype("f4") for name, array in weights.items()}
+    samples.save(tmp_path / "in", record, weights, masters=masters)
+    source = open_checkpoint(tmp_path / "in")
+
+    found = written(source, tmp_path / "out")
+
+    assert (tmp_path / "out").is_dir()
+    assert found.training["config"]["bf16"] is True
+    for name, tensor in source.tensors.items():
+        assert found.tensor(name).dtype == tensor.dtype
+        assert found.tensor(name).numpy().tobytes() == tensor.numpy().tobytes()

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from mds_ckpt import convert, open_checkpoint
 from mds_ckpt.errors import RejectedError
 from mds_ckpt.families import choose
+from mds_ckpt.families.mixtral import MIXTRAL
 from mds_ckpt.manifest import ModelRecord
 
 WORDS = "bert.embeddings.word_embeddings.weight"
@@ -198,3 +199,16 @@ def test_what_no_argument_tells_of_an_encoder_is_read_from_its_tensors() -> None
 
     assert (bert["num_token_types"], bert["word_head"], bert["binary_head"]) == (2, True, True)
     assert t5["decoder_num_layers"] == t5["num_layers"] == 4
+
+
+def test_a_mixtral_says_little_and_means_transformers_defaults() -> None:
+    """They are other than a Llama's: a base of 10,000 would turn every position wrongly."""
+    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 8}
+    more = {"intermediate_size": 16, "vocab_size": 9, "max_position_embeddings": 8}
+
+    record = MIXTRAL.from_hf_config({**sizes, **more})
+
+    assert (record.config["rope_theta"], record.config["norm_epsilon"]) == (1e6, 1e-5)
+    assert (record.config["num_experts"], record.config["moe_topk"]) == (8, 2)
+    told = MIXTRAL.from_hf_config({**sizes, **more, "rope_parameters": {"rope_theta": 5e5}})
+    assert told.config["rope_theta"] == 5e5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from mds_ckpt.families.change import Stacked
@@ -19,6 +20,16 @@ from mds_ckpt.families.rule import same as same_tensor
 from mds_ckpt.manifest import ModelRecord
 
 _MOST_EXPERTS = 10_000
+_DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    }
+)
+"""What transformers takes where ``config.json`` is silent; other than for a Llama."""
 
 
 def _counts(model: ModelRecord) -> list[int]:
@@ -78,7 +89,7 @@ def _to_hf_config(model: ModelRecord) -> dict[str, Any]:
 def _from_hf_config(config: Mapping[str, Any]) -> ModelRecord:
     if number(config, "router_jitter_noise", 0.0) != 0.0:
         raise ValueError("'router_jitter_noise' is set, which our router does not have")
-    config = {"num_key_value_heads": 8} | dict(config)
+    config = {**_DEFAULTS, **config}
     return llama_from_hf(
         "mixtral",
         config,

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from mds_ckpt.checkpoint import Checkpoint, LazyTensor
 from mds_ckpt.errors import RejectedError
-from mds_ckpt.megatron.assemble import Assembly, CastTensor, Fragment, TorchSource
+from mds_ckpt.megatron.assemble import (
+    Assembly,
+    CastTensor,
+    Fragment,
+    TorchSource,
+    model_order,
+)
 from mds_ckpt.megatron.deepspeed_folder import Listing, list_folder
 from mds_ckpt.megatron.deepspeed_optimizer import OptimizerFiles
 from mds_ckpt.megatron.legacy_model import ModelReading, known_name, read_degrees
@@ -37,7 +44,8 @@ class _Reader:
         self._options = options
         self._folder = listing.folder
         self._files = TorchFiles()
-        self._owners: dict[tuple[int, int], tuple[int, Path]] = {}
+        self._first_owners: dict[tuple[int, int], tuple[int, Path]] = {}
+        self._owners: dict[Path, tuple[int, Path]] = {}
         main = {**listing.stage_3_models, **listing.models} or listing.layers
         self._head = self._files.open(min(main.items())[1])
         self._degrees = read_degrees(listing, state_of(self._head))
@@ -64,7 +72,7 @@ class _Reader:
         stage = optimizer.add_to(assembly)
         states = assembly.states()
         optimizer.name_what_is_missing(states, assembly.incomplete)
-        if not states.get("weight"):
+        if not states.get("weight") or self._listing.stage_3_models:
             states = self._weights_from_masters(states)
         step = optimizer.step()
         self._keep_random()
@@ -138,7 +146,33 @@ class _Reader:
             self._add_layer_files(assembly)
         if self._listing.models:
             self._add_modules(assembly)
+        self._add_frozen(assembly)
         self._add_experts(assembly)
+
+    def _add_frozen(self, assembly: Assembly) -> None:
+        """Parameters that are not trained, which stage 3 shares out in the model files."""
+        for (dp, rank), path in sorted(self._listing.stage_3_models.items()):
+            file = self._files.open(path)
+            shapes = shapes_of(file.value.get("frozen_param_shapes"))
+            shares = file.value.get("frozen_param_fragments")
+            for name, shape in (shapes[0] if shapes else {}).items():
+                tensor = shares.get(name) if isinstance(shares, Mapping) else None
+                if not isinstance(tensor, TensorRef):
+                    raise RejectedError(
+                        path, "its share is missing", remedy="copy the file again", tensor=name
+                    )
+                named = self._reading.shared(known_name(path, self._resolve(name), name))
+                count = math.prod(shape)
+                start = min(dp * tensor.numel, count)
+                fragment = Fragment(
+                    tp_rank=rank % self._degrees.tp,
+                    local_shape=shape,
+                    start=start,
+                    stop=min(start + tensor.numel, count),
+                    dtype=tensor.dtype,
+                    source=TorchSource(file, tensor),
+                )
+                assembly.add(named, "weight", fragment)
 
     def _add_layer_files(self, assembly: Assembly) -> None:
         layers = sorted({layer for layer, _ in self._listing.layers})
@@ -195,8 +229,11 @@ class _Reader:
 
     def _refuse_double(self, path: Path, tp_rank: int, named: Named) -> None:
         """RejectedError if one file stands for two ranks, which hold different parts."""
-        status = path.stat()
-        owner, first = self._owners.setdefault((status.st_dev, status.st_ino), (tp_rank, path))
+        if path not in self._owners:
+            status = path.stat()
+            identity = status.st_dev, status.st_ino
+            self._owners[path] = self._first_owners.setdefault(identity, (tp_rank, path))
+        owner, first = self._owners[path]
         if owner != tp_rank and self._reading.shared(named).sharing != "replicated":
             raise RejectedError(
                 path,
@@ -241,8 +278,11 @@ class _Reader:
     def _weights_from_masters(
         self, states: Mapping[str, Mapping[str, LazyTensor]]
     ) -> dict[str, dict[str, LazyTensor]]:
-        """Stage 3 keeps masters only; the run's weights are these, rounded to its number type."""
-        masters = dict(states.get("master", {}))
+        """Stage 3 keeps masters only; the run's weights are these, rounded to its number type.
+
+        Weights that are there already are those of frozen parameters.
+        """
+        masters, frozen = dict(states.get("master", {})), dict(states.get("weight", {}))
         if not masters:
             raise RejectedError(
                 self._folder,
@@ -251,7 +291,11 @@ class _Reader:
             )
         dtype = self._reading.dtype
         rest = {state: dict(found) for state, found in states.items() if state != "weight"}
+        made: dict[str, LazyTensor] = masters
         if dtype == "F32":
             rest.pop("master")
-            return {"weight": masters, **rest}
-        return {"weight": {n: CastTensor(t, dtype) for n, t in masters.items()}, **rest}
+        else:
+            made = {name: CastTensor(tensor, dtype) for name, tensor in masters.items()}
+        weights = made | frozen
+        ordered = {name: weights[name] for name in sorted(weights, key=model_order)}
+        return {"weight": ordered, **rest}

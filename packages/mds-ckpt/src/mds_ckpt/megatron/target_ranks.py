@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -12,7 +13,7 @@ from mds_ckpt.checkpoint import Checkpoint, LazyTensor
 from mds_ckpt.errors import UnsupportedError
 from mds_ckpt.megatron.naming import Named, expert_of, megatron_order
 from mds_ckpt.megatron.random_state import RandomState
-from mds_ckpt.megatron.reshard import divide_layers
+from mds_ckpt.megatron.reshard import Shard, divide_layers
 from mds_ckpt.megatron.target_args import (
     Progress,
     check_expressible,
@@ -31,6 +32,7 @@ from mds_ckpt.megatron.target_layout import (
 )
 from mds_ckpt.pickles.records import Global, Namespace, Opaque, TorchDtype
 from mds_ckpt.plan import Loss, Options, target_dtype
+from mds_ckpt.tensors.dtype import ITEM_SIZES
 
 __all__ = ["MOMENTS", "WORDS", "RankedTarget", "local_tensors", "merged_losses"]
 
@@ -78,7 +80,10 @@ class RankedTarget:
         self.words = true_vocabulary(checkpoint, options.vocab_size)
         self.rows = padded_vocabulary(checkpoint, layout, self.words)
         self.qkv = qkv_layout_of(checkpoint)
+        # Embeddings or norms may be in fp32 where the run is not.
+        self._source_dtype = _main_dtype(checkpoint.tensors.values())
         self.losses: list[Loss] = []
+        self._shards: dict[tuple[Named, int, tuple[int, ...]], Shard] = {}
         self._holds_masters = True
         self._options = options
         self._facts = target_facts(checkpoint, layout, words=self.words, qkv=self.qkv)
@@ -133,8 +138,8 @@ class RankedTarget:
 
     @property
     def dtype(self) -> str:
-        """The number type of the written weights."""
-        return target_dtype(self.checkpoint.tensor(WORDS).dtype, self._options.dtype)
+        """The number type of the written weights, or of most of them."""
+        return target_dtype(self._source_dtype, self._options.dtype)
 
     @property
     def has_optimizer(self) -> bool:
@@ -149,7 +154,7 @@ class RankedTarget:
     @property
     def _takes_masters(self) -> bool:
         """Whether narrower weights are written in fp32, so that the masters are the weights."""
-        is_wider = self.dtype == "F32" and self.checkpoint.tensor(WORDS).dtype != "F32"
+        is_wider = self.dtype == "F32" and self._source_dtype != "F32"
         return self.has_masters and is_wider
 
     def leave_masters(self) -> None:
@@ -226,7 +231,11 @@ class RankedTarget:
         else:
             source = state
         tensor: LazyTensor = self.checkpoint.states[source][named.name]
-        shard = local_shard(self.checkpoint, named, tensor, rank, self._facts, self.rows)
+        # Asked again for each state and each rank's share of it, and always the same.
+        if (key := (named, rank, tensor.shape)) not in self._shards:
+            facts = self._facts
+            self._shards[key] = local_shard(self.checkpoint, named, tensor, rank, facts, self.rows)
+        shard = self._shards[key]
         dtype = tensor.dtype
         if state == "weight":
             dtype = target_dtype(dtype, self._options.dtype)
@@ -286,6 +295,14 @@ class RankedTarget:
         recorded = self.checkpoint.training.get("optimizer") or {}
         step = recorded.get("step")
         return step if type(step) is int else self.progress.iteration
+
+
+def _main_dtype(tensors: Iterable[LazyTensor]) -> str:
+    """The number type of most of the elements."""
+    counts: Counter[str] = Counter()
+    for tensor in tensors:
+        counts[tensor.dtype] += tensor.nbytes // ITEM_SIZES[tensor.dtype]
+    return counts.most_common(1)[0][0]
 
 
 def local_tensors(value: Any) -> Iterator[LocalTensor]:
