@@ -19,6 +19,7 @@ from mds_ckpt.files.safetensors_header import (
     header_bytes,
     read_header,
 )
+from mds_ckpt.files.writeback import Writeback
 from mds_ckpt.tensors.checksum import as_hex, crc32c
 from mds_ckpt.tensors.dtype import dtype_name, numpy_dtype
 
@@ -204,6 +205,7 @@ class SafetensorsWriter:
         self._result: WrittenFile | None = None
         size = len(header) + sum(spec.nbytes for spec in specs)
         self._file = operations.create_sized(path, size)
+        self._writeback = Writeback(self._file)
         try:
             self._put(memoryview(header))
         except BaseException:
@@ -249,6 +251,7 @@ class SafetensorsWriter:
         if self._digest is not None:
             self._digest.update(data)
         self._size += len(data)
+        self._writeback.wrote(len(data))
 
     def close(self) -> WrittenFile:
         """Force the file to the disk; ValueError if a declared tensor was not written whole."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from mds_ckpt.errors import UnsupportedError, UsageError
 from mds_ckpt.megatron.naming import Named
 from mds_ckpt.megatron.reshard import ModelFacts, Shard, shard_of
 from mds_ckpt.plan import Loss, Options, cast
-from mds_ckpt.tensors.box import size
+from mds_ckpt.tensors.box import size, split_flat
 from mds_ckpt.tensors.dtype import ITEM_SIZES, numpy_dtype
 from mds_ckpt.tensors.qkv import Heads, Layout
 
@@ -205,21 +206,35 @@ class LocalTensor:
 
     def blocks(self) -> Iterator[Array]:
         """The values in order, a few MiB at a time."""
+        yield from self.span(0, math.prod(self.shape))
+
+    def span(self, start: int, stop: int) -> Iterator[Array]:
+        """Elements ``[start, stop)`` of the flattened values, likewise; no others are read."""
         import numpy as np
 
-        at, total = 0, math.prod(self.shape)
-        for start, box in self._shard.boxes():
-            if not size(box):
+        at = start
+        for first, box in self._shard.boxes():
+            low, high = max(start, first), min(stop, first + size(box))
+            if low >= high:
                 continue
-            if start > at:
-                yield np.zeros(start - at, self.dtype)
-            for part in self._tensor.blocks(box):
-                losses: list[Loss] = []
-                yield cast(part, self.name, name=self._tensor.name, losses=losses).reshape(-1)
-                self._losses.extend(losses)
-            at = start + size(box)
-        if at < total:
-            yield np.zeros(total - at, self.dtype)
+            if low > at:
+                yield np.zeros(low - at, self.dtype)
+            if self._tensor.is_sliceable:
+                parts = split_flat(box, low - first, high - first)
+                read = itertools.chain.from_iterable(map(self._tensor.blocks, parts))
+                yield from map(self._cast, read)
+            else:  # each part would take the work of the whole
+                whole_box = self._tensor.read_box(box).reshape(-1)
+                yield self._cast(whole_box[low - first : high - first])
+            at = high
+        if at < stop:
+            yield np.zeros(stop - at, self.dtype)
+
+    def _cast(self, part: Array) -> Array:
+        losses: list[Loss] = []
+        result = cast(part, self.name, name=self._tensor.name, losses=losses).reshape(-1)
+        self._losses.extend(losses)
+        return result
 
     def numpy(self) -> Array:
         """The values."""

@@ -63,12 +63,13 @@ class FlatTensor(StreamedArray):
         return self.shape[0] * ITEM_SIZES[self._dtype]
 
     def blocks(self) -> Iterator[Array]:
-        """The values, one parameter at a time."""
+        """The values, a few MiB at a time."""
         import numpy as np
 
         for tensor, start, stop, length in self._runs:
             if tensor is not None and start < stop:
-                yield tensor.numpy().reshape(-1)[start:stop].astype(self.dtype, copy=False)
+                for part in tensor.span(start, stop):
+                    yield part.astype(self.dtype, copy=False)
             if (padding := length - max(0, stop - start)) > 0:
                 yield np.zeros(padding, self.dtype)
 

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 
 from mds_ckpt.files.file_operations import REAL, FileOperations
+from mds_ckpt.files.writeback import Writeback
 from mds_ckpt.files.zip_writer import Output, ZipWriter
 from mds_ckpt.pickles.records import EnumRecord, Global, Namespace, NumpyArray, Opaque, TorchDtype
 from mds_ckpt.tensors.dtype import dtype_name
@@ -107,9 +108,12 @@ def save_torch_file(
         sync: Force the file to the disk; otherwise the caller does.
     """
     with operations.create(path) as stream:
-        write_torch(_Disk(stream, operations), value, root=path.stem or "archive")
+        disk = _Disk(stream, operations)
+        write_torch(disk, value, root=path.stem or "archive")
         if sync:
             operations.sync(stream)
+        else:
+            disk.complete()
 
 
 def write_torch(output: Output, value: Any, *, root: str = "archive") -> None:
@@ -146,9 +150,15 @@ class _Disk:
     def __init__(self, stream: BinaryIO, operations: FileOperations) -> None:
         self._stream = stream
         self._operations = operations
+        self._writeback = Writeback(stream)
 
     def write(self, data: bytes | memoryview) -> None:
         self._operations.write(self._stream, memoryview(data))
+        self._writeback.wrote(len(data))
+
+    def complete(self) -> None:
+        """Let the disk begin with the rest."""
+        self._writeback.complete()
 
 
 def _blocks(array: np.ndarray[Any, np.dtype[Any]] | ArrayLike) -> Iterable[memoryview]:

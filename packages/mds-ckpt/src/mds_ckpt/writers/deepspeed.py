@@ -17,8 +17,8 @@ from mds_ckpt.megatron.target_groups import ParameterGroup
 from mds_ckpt.megatron.target_layout import TargetLayout
 from mds_ckpt.megatron.target_ranks import local_tensors, merged_losses
 from mds_ckpt.megatron.target_zero import flat_tensors, stage_3_state, whole_state, zero_state
-from mds_ckpt.pickles.torch_writer import save_torch_file
 from mds_ckpt.plan import Loss, Options, Plan, refuse_options
+from mds_ckpt.writers.torch_files import write_torch_files
 
 __all__ = ["form_of", "plan"]
 
@@ -74,6 +74,7 @@ class _Writer:
         self._form = form_of(checkpoint, options, layout)
         self._target = self._form.target
         self._layout = layout
+        self._jobs = options.jobs
         if layout.zero_stage == 0:
             self._target.leave_masters()
         if layout.zero_stage == 3 and not self._target.has_optimizer:
@@ -135,9 +136,7 @@ class _Writer:
         self._target.losses.clear()
         name = f"global_step{self._target.progress.iteration}"
         operations.make_folder(folder / name)
-        for file, value in files.items():
-            save_torch_file(folder / name / file, value, operations=operations)
-        operations.sync_folder(folder / name)
+        write_torch_files(folder / name, files, jobs=self._jobs, operations=operations)
         iteration = str(self._target.progress.iteration)
         tracker = folder / "latest_checkpointed_iteration.txt"
         write_file(tracker, iteration.encode(), operations=operations)

@@ -27,8 +27,8 @@ from mds_ckpt.megatron.target_ranks import (
 )
 from mds_ckpt.megatron.target_zero import flat_tensors
 from mds_ckpt.pickles.records import Namespace
-from mds_ckpt.pickles.torch_writer import save_torch_file
 from mds_ckpt.plan import Loss, Options, Plan
+from mds_ckpt.writers.torch_files import write_torch_files
 
 __all__ = ["plan"]
 
@@ -57,6 +57,7 @@ class _Writer:
         self._target.leave_masters()
         self._checkpoint = checkpoint
         self._is_release = options.is_release
+        self._jobs = options.jobs
         self._chunks = self._divided()
         if self._target.experts:
             raise UnsupportedError(
@@ -105,16 +106,7 @@ class _Writer:
         self._target.losses.clear()
         name = "release" if self._is_release else f"iter_{self._target.progress.iteration:07d}"
         operations.make_folder(folder / name)
-        made: set[Path] = set()
-        for file, value in files:
-            path = folder / name / file
-            if path.parent not in made:
-                operations.make_folder(path.parent)
-                made.add(path.parent)
-            save_torch_file(path, value, operations=operations)
-        for rank in sorted(made):
-            operations.sync_folder(rank)
-        operations.sync_folder(folder / name)
+        write_torch_files(folder / name, dict(files), jobs=self._jobs, operations=operations)
         text = "release" if self._is_release else str(self._target.progress.iteration)
         write_file(folder / TRACKER, text.encode(), operations=operations)
         return merged_losses(self._target.losses)

@@ -17,6 +17,8 @@ from mds_ckpt.pickles.torch_writer import save_torch_file
 __all__ = ["write_torch_files"]
 
 Item = TypeVar("Item")
+_WAITING = 4
+"""Files that are forced to the disk at a time, for each that is written at a time."""
 
 
 def write_torch_files(
@@ -42,7 +44,9 @@ def write_torch_files(
         save_torch_file(folder / item[0], item[1], operations=operations, sync=False)
 
     _each(write, files.items(), jobs=jobs)
-    _each(lambda name: operations.sync_path(folder / name), files, jobs=jobs)
+    # Who forces a file waits for the disk, not for a processor.
+    waiting = jobs if jobs == 1 else _WAITING * jobs
+    _each(lambda name: operations.sync_path(folder / name), files, jobs=waiting)
     for path in reversed(made.values()):
         operations.sync_folder(path)
 
