@@ -59,16 +59,28 @@ def core_args(checkpoint: Checkpoint, *, dtype: str, words: int, padded_rows: in
         words: The true vocabulary.
         padded_rows: Rows of the written one.
     """
-    config, progress = checkpoint.config, Progress(checkpoint)
+    own = plain_args(source_args(checkpoint))
+    vocabulary = {"padded_vocab_size": padded_rows, "vocab_size": words}
+    return Namespace(
+        {
+            **own,
+            **_shape_args(checkpoint, own),
+            **_layer_args(checkpoint),
+            **vocabulary,
+            **_experts(checkpoint.config),
+            **_run_args(checkpoint, dtype),
+        }
+    )
+
+
+def _shape_args(checkpoint: Checkpoint, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes and positions."""
+    config = checkpoint.config
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     groups = config.get("num_key_value_heads") or heads
-    activation = config.get("activation", "gelu")
     position = config.get("position_embedding", "learned")
     positions = config.get("max_position_embeddings")
-    has_bias = bool(config.get("add_bias", True))
-    own = plain_args(source_args(checkpoint))
-    is_bert = checkpoint.model.family == "bert"
-    model = {
+    return {
         "num_layers": config["num_layers"],
         "encoder_num_layers": config["num_layers"],
         "hidden_size": hidden,
@@ -85,6 +97,15 @@ def core_args(checkpoint: Checkpoint, *, dtype: str, words: int, padded_rows: in
         "rotary_base": int(config.get("rope_theta", 10000)),
         "rope_theta": config.get("rope_theta", 10000.0),
         "rotary_percent": config.get("rope_percent", 1.0),
+    }
+
+
+def _layer_args(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What a layer computes, and what stands on the layers."""
+    config = checkpoint.config
+    activation, has_bias = config.get("activation", "gelu"), bool(config.get("add_bias", True))
+    is_bert = checkpoint.model.family == "bert"
+    return {
         "add_bias_linear": has_bias,
         "add_qkv_bias": bool(config.get("add_qkv_bias", has_bias)),
         "qk_layernorm": bool(config.get("qk_norm")),
@@ -98,12 +119,14 @@ def core_args(checkpoint: Checkpoint, *, dtype: str, words: int, padded_rows: in
         "norm_epsilon": config.get("norm_epsilon", 1e-5),
         "apply_layernorm_1p": bool(config.get("zero_centered_norm", False)),
         "init_method_std": config.get("init_std", 0.02),
-        "padded_vocab_size": padded_rows,
-        "vocab_size": words,
-        **_experts(config),
         **({"bert_binary_head": bool(config.get("binary_head"))} if is_bert else {}),
     }
-    run = {
+
+
+def _run_args(checkpoint: Checkpoint, dtype: str) -> dict[str, Any]:
+    """The run that is to go on, and how it stores itself."""
+    progress = Progress(checkpoint)
+    return {
         "iteration": progress.iteration,
         "consumed_train_samples": progress.samples,
         "consumed_valid_samples": 0,
@@ -116,7 +139,6 @@ def core_args(checkpoint: Checkpoint, *, dtype: str, words: int, padded_rows: in
         "dist_ckpt_format": "torch_dist",
         "ckpt_format": "torch_dist",
     }
-    return Namespace({**own, **model, **run})
 
 
 def _experts(config: Mapping[str, Any]) -> dict[str, Any]:

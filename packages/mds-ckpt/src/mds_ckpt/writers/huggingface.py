@@ -79,30 +79,6 @@ def plan(checkpoint: Checkpoint, options: Options) -> Plan:
     config = _config(family.to_hf_config(model), origin, dtype)
     texts = _companions(checkpoint, config)
 
-    def write(folder: Path, operations: FileOperations) -> list[Loss]:
-        losses: list[Loss] = []
-        names = _shard_names(len(shards))
-        # Files beside one another, or work beside work in one file; not both, for memory's sake.
-        inner = max(1, options.jobs // len(shards))
-        with ThreadPoolExecutor(max_workers=options.jobs) as pool:
-            jobs = [
-                pool.submit(
-                    _write_shard,
-                    checkpoint,
-                    shard,
-                    folder / name,
-                    losses,
-                    operations,
-                    inner,
-                )
-                for name, shard in zip(names, shards, strict=True)
-            ]
-            for job in jobs:
-                job.result()
-        for name, text in {**texts, **_index(names, shards)}.items():
-            write_file(folder / name, text, operations=operations)
-        return merged_losses(losses)
-
     return Plan(
         used=[("weight", rule.canonical.name) for rule in rules],
         dropped={
@@ -113,9 +89,34 @@ def plan(checkpoint: Checkpoint, options: Options) -> Plan:
         },
         num_targets=sum(len(output.specs) for output in outputs),
         nbytes=sum(output.nbytes for output in outputs) + sum(map(len, texts.values())),
-        write=write,
+        write=partial(_write, checkpoint, shards, texts, options.jobs),
         notes=[f"written as {family.name}, {_TORCH_NAMES.get(dtype, dtype)}", *family.notes(model)],
     )
+
+
+def _write(
+    checkpoint: Checkpoint,
+    shards: Sequence[Sequence[_Output]],
+    texts: Mapping[str, bytes],
+    jobs: int,
+    folder: Path,
+    operations: FileOperations,
+) -> list[Loss]:
+    """Fill the folder; returns what casts lost."""
+    losses: list[Loss] = []
+    names = _shard_names(len(shards))
+    # Files beside one another, or work beside work in one file; not both, for memory's sake.
+    inner = max(1, jobs // len(shards))
+    with ThreadPoolExecutor(max_workers=jobs) as pool:
+        running = [
+            pool.submit(_write_shard, checkpoint, shard, folder / name, losses, operations, inner)
+            for name, shard in zip(names, shards, strict=True)
+        ]
+        for job in running:
+            job.result()
+    for name, text in {**texts, **_index(names, shards)}.items():
+        write_file(folder / name, text, operations=operations)
+    return merged_losses(losses)
 
 
 def _true_vocabulary(checkpoint: Checkpoint, vocab_size: int | None) -> ModelRecord:

@@ -51,30 +51,19 @@ def describe(
         RejectedError: What was said does not fit the tensors, or something is missing.
         UsageError: What was said makes no sense.
     """
-    words = weights["embedding.word_embeddings.weight"].shape
     stack = "encoder" if family == "bert" else "decoder"
     if is_needed:
         refuse_unknown_settings(args, path)
-    facts = stored_config(args, vocab_size=words[0])
-    facts |= _measured(weights, stack, path)
-    experts = measured_experts(weights)
-    if experts:
-        facts |= experts | stored_router(args)
-    facts |= _bert(weights) if family == "bert" else {}
-    facts |= _checked(said)
+    facts = _known(weights, stack, args, path) | _checked(said)
     notes = []
     if "norm_epsilon" not in facts:
         facts["norm_epsilon"] = 1e-5
         notes.append("norm_epsilon is not stored; 1e-5, Megatron's default, is taken")
     heads = facts.get("num_attention_heads")
     if heads is not None:
-        facts |= _heads(weights, heads, words[1], f"{stack}.layers.0.", path)
-    needed = ["num_attention_heads", "activation", "position_embedding", "max_position_embeddings"]
-    if facts.get("position_embedding") == "rope":
-        needed.append("rope_theta")
-    if experts:
-        needed.append("moe_topk")
-    missing = [name for name in needed if facts.get(name) is None]
+        hidden = facts["hidden_size"]
+        facts |= _heads(weights, heads, hidden, f"{stack}.layers.0.", path)
+    missing = [name for name in _needed(facts) if facts.get(name) is None]
     if missing:
         reason = f"neither its tensors nor stored arguments say {', '.join(missing)}"
         listed = ",".join(f"{name}=VALUE" for name in missing)
@@ -83,6 +72,27 @@ def describe(
             raise RejectedError(path, reason, remedy=remedy)
         notes.append(f"{reason}; {remedy}")
     return facts, notes
+
+
+def _known(
+    weights: Mapping[str, LazyTensor], stack: str, args: Mapping[str, Any], path: Path
+) -> dict[str, Any]:
+    """What stored arguments and tensors say; the tensors know better."""
+    rows = weights["embedding.word_embeddings.weight"].shape[0]
+    facts = stored_config(args, vocab_size=rows) | _measured(weights, stack, path)
+    if experts := measured_experts(weights):
+        facts |= experts | stored_router(args)
+    return facts | (_bert(weights) if stack == "encoder" else {})
+
+
+def _needed(facts: Mapping[str, Any]) -> list[str]:
+    """Facts without which there is no model."""
+    needed = ["num_attention_heads", "activation", "position_embedding", "max_position_embeddings"]
+    if facts.get("position_embedding") == "rope":
+        needed.append("rope_theta")
+    if facts.get("moe_ffn_hidden_size"):
+        needed.append("moe_topk")
+    return needed
 
 
 def _checked(said: Mapping[str, Any]) -> dict[str, Any]:
