@@ -8,6 +8,8 @@ import hashlib
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -254,8 +256,27 @@ def _make_fail():
 
 @pytest.mark.timeout(60)
 def test_a_killed_worker_is_an_error_and_no_endless_wait() -> None:
-    with pytest.raises(WorkerError, match="want of memory"):
+    with pytest.raises(WorkerError, match="wanted too much memory"):
         list(map_in_order(range(20), make=_make_die, workers=2))
+
+
+@pytest.mark.timeout(60)
+def test_a_script_without_a_guard_is_told_so(tmp_path: Path, tokenizer: Path) -> None:
+    write_jsonl(tmp_path / "in.jsonl", [text(1)])
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from mds_data.cli import main\n"
+        "arguments = ['preprocess', '--input', 'in.jsonl', '--tokenizer', 'tokenizer.json']\n"
+        "main([*arguments, '--workers', '2', '--output', 'store'])\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+
+    assert "RuntimeError: a worker process began the script anew: put the call under" in done.stderr
+    assert "calls this outside of `if __name__ == '__main__':`" in done.stderr
+    assert not (tmp_path / "store").exists()
 
 
 @pytest.mark.timeout(60)

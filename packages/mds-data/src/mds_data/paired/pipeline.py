@@ -24,7 +24,7 @@ from mds_data.preprocess.pipeline import (
     writing_path,
 )
 from mds_data.preprocess.report import InputRecord
-from mds_data.preprocess.workers import map_in_order
+from mds_data.preprocess.workers import check_guarded, map_in_order
 from mds_data.privacy.documents import DocumentRedactor, RedactionTally
 from mds_data.privacy.rules import RedactionRules
 from mds_data.provenance.source_facts import SourceRules
@@ -79,6 +79,7 @@ class PartsConfig:
     """Licence, address and terms of the inputs."""
 
     def __post_init__(self) -> None:
+        check_guarded()
         if self.workers < 1:
             raise ValueError(f"workers ({self.workers}) must be at least 1.")
         split_ranges(self.split)

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from mds_data.preprocess.batches import Batch
 from mds_data.preprocess.source import Mark, Source
-from mds_data.preprocess.workers import map_in_order
+from mds_data.preprocess.workers import check_guarded, map_in_order
 
 __all__ = ["Engine", "LocalEngine"]
 
@@ -38,6 +38,7 @@ class LocalEngine:
     workers: int = 1
 
     def __post_init__(self) -> None:
+        check_guarded()
         if self.workers < 1:
             raise ValueError(f"workers ({self.workers}) must be at least 1.")
 

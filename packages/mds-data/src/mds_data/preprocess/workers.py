@@ -19,14 +19,23 @@ from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 from typing import Any, TypeVar
 
-__all__ = ["WorkerError", "keep_to_one_thread", "map_in_order"]
+__all__ = ["WorkerError", "check_guarded", "keep_to_one_thread", "map_in_order"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+_GUARD = "`if __name__ == '__main__':`"
+
+
 class WorkerError(OSError):
     """A worker process died."""
+
+
+def check_guarded() -> None:
+    """Raise RuntimeError in a worker that only reads its parent's script, and so begins it anew."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(f"a worker process began the script anew: put the call under {_GUARD}")
 
 
 def map_in_order(
@@ -61,8 +70,8 @@ def map_in_order(
         yield from _in_order(executor, items, most=2 * workers, make=make, here=here)
     except BrokenProcessPool as error:
         raise WorkerError(
-            "a worker process ended without an answer, most likely for want of memory; "
-            "use fewer workers."
+            "a worker process ended without an answer. Either it wanted too much memory: use fewer "
+            f"workers. Or a script of yours calls this outside of {_GUARD}: workers read scripts."
         ) from error
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
