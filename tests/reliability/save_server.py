@@ -130,7 +130,8 @@ def child(parts: Parts, state: TrainState, order: dict[str, Any]) -> int:
     try:
         save(parts, state, **settings)
     except OSError as error:
-        return FAILED if error.errno in {errno.ENOSPC, errno.EIO} else 1
+        refused = {errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS}
+        return FAILED if error.errno in refused else 1
     except ValueError as error:
         Path(order["said"]).write_text(str(error))
         return 3

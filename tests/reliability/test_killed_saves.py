@@ -222,6 +222,28 @@ def test_a_save_that_is_killed_at_any_system_call(
             check_whole(root, expected)
 
 
+@pytest.mark.skipif(not (FULL and strace_works()), reason="needs strace and MDS_RELIABILITY=full")
+@pytest.mark.parametrize("how", ["error=EIO", "error=EDQUOT", "error=EROFS", "retval=7"])
+def test_a_save_of_which_any_system_call_fails(
+    server: Server, expected: dict[str, dict[str, str]], tmp_path: Path, how: str
+) -> None:
+    """``retval=7`` is a system that claims to have written seven bytes, of which none arrives."""
+    traced = traced_calls(server, tmp_path)
+    failed: Counter[int] = Counter()
+
+    for call, number in sorted(traced.items()):
+        if how == "retval=7" and "write" not in call:
+            continue
+        for at in range(1, number + 1):
+            root = reset(server, "new")
+            status = save_under_strace(server, tmp_path, "-e", f"inject={call}:{how}:when={at}")
+            assert status in (0, 4), (call, at)
+            assert check_whole(root, expected) == "step-5" or status == 4, (call, at)
+            failed[status] += 1
+
+    assert failed[4] > failed[0]
+
+
 def traced_calls(server: Server, folder: Path) -> Counter[str]:
     """How often each system call on files occurs in one save."""
     reset(server, "new")

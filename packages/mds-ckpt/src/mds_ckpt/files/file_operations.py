@@ -5,6 +5,7 @@ Tests put another in its place: one that fails, is killed, or forgets what was n
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Iterator
@@ -35,11 +36,14 @@ class FileOperations:
         return self.create(path)
 
     def write(self, file: BinaryIO, data: memoryview) -> None:
-        """Write all of ``data``."""
+        """Write all of ``data``, and see that all of it was taken."""
         done = 0
         with _naming(file):
+            start = file.tell()
             while done < len(data):
                 done += file.write(data[done : done + (64 << 20)]) or 0
+            if file.tell() != start + len(data):
+                raise OSError(errno.EIO, "The system took less than it said that it had written")
 
     def sync(self, file: BinaryIO) -> None:
         """Force a file's bytes to the disk."""

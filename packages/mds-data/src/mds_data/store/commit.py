@@ -7,6 +7,7 @@ died in between. Every file operation goes through one `FileOperations` object, 
 stop the process at each of them.
 """
 
+import errno
 import hashlib
 import os
 import re
@@ -154,9 +155,11 @@ class OutputFile:
         self.size += len(view)
 
     def close(self) -> FileRecord:
-        """Bring the file to the disk and close it."""
+        """Bring the file to the disk, see that all of it is there, and close it."""
         try:
             self._operations.sync(self._handle)
+            if os.fstat(self._handle).st_size != self.size:
+                raise OSError(errno.EIO, "The system took less than it said that it had written")
         finally:
             self.abandon()
         return FileRecord(size=self.size, sha256=self._digest.hexdigest())
