@@ -83,34 +83,17 @@ def _parsed(path: Path, data: bytes) -> Mapping[str, Any]:
 
 def _model(config: Mapping[str, Any], options: ReadOptions) -> ModelRecord:
     """The model of a configuration; ValueError for what ours can't express."""
-    from mds_ckpt.families.rule import MOST_LAYERS, flag, number, whole_number
+    from mds_ckpt.families.rule import flag, number, whole_number
     from mds_ckpt.manifest import ModelRecord
 
-    strange = [key for key in (*_FALSE, *_MORE_FALSE) if config.get(key)]
-    strange += [key for key in (*_NONE, *_MORE_NONE) if config.get(key) is not None]
-    if strange:
-        raise ValueError(f"'{strange[0]}' is set, which our model does not have")
-    if not (config.get("norm_1", True) and config.get("norm_2", True)):
-        raise ValueError("it lacks a norm that our layers have")
     mlp = config.get("mlp_class_name", "GptNeoxMLP")
-    if mlp not in _MLPS:
-        raise ValueError(f"'mlp_class_name' is {mlp!r:.80}, which we don't have")
+    _refuse_strange(config, mlp)
     biased = flag(config, "bias", default=True)
-    heads = whole_number(config, "n_head")
     padded = whole_number(config, "padded_vocab_size")
     words = options.vocab_size or min(padded, whole_number(config, "vocab_size"))
     members: dict[str, Any] = {
-        "num_layers": whole_number(config, "n_layer", most=MOST_LAYERS),
-        "hidden_size": whole_number(config, "n_embd"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads
-        if config.get("n_query_groups") is None
-        else whole_number(config, "n_query_groups"),
-        "ffn_hidden_size": whole_number(config, "n_embd") * 4
-        if config.get("intermediate_size") is None
-        else whole_number(config, "intermediate_size"),
+        **_sizes(config),
         "vocab_size": words,
-        "max_position_embeddings": whole_number(config, "block_size"),
         "position_embedding": "rope",
         "rope_theta": number(config, "rope_base", 10000.0),
         "activation": _activation(config, mlp),
@@ -124,8 +107,6 @@ def _model(config: Mapping[str, Any], options: ReadOptions) -> ModelRecord:
         **_rotation(config),
         **_experts(config, mlp),
     }
-    if config.get("head_size") is not None:
-        members["head_dim"] = whole_number(config, "head_size")
     if members["qk_norm"] and config.get("norm_qk_type", "default") != "default":
         raise ValueError("'norm_qk_type' is not 'default', which our model does not have")
     return ModelRecord(
@@ -135,6 +116,41 @@ def _model(config: Mapping[str, Any], options: ReadOptions) -> ModelRecord:
         padded_vocab_size=padded if padded != words else None,
         tied_embeddings=False,
     )
+
+
+def _refuse_strange(config: Mapping[str, Any], mlp: Any) -> None:
+    """ValueError for a setting that changes the model to one that ours is not."""
+    strange = [key for key in (*_FALSE, *_MORE_FALSE) if config.get(key)]
+    strange += [key for key in (*_NONE, *_MORE_NONE) if config.get(key) is not None]
+    if strange:
+        raise ValueError(f"'{strange[0]}' is set, which our model does not have")
+    if not (config.get("norm_1", True) and config.get("norm_2", True)):
+        raise ValueError("it lacks a norm that our layers have")
+    if mlp not in _MLPS:
+        raise ValueError(f"'mlp_class_name' is {mlp!r:.80}, which we don't have")
+
+
+def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
+    from mds_ckpt.families.rule import MOST_LAYERS, whole_number
+
+    hidden, heads = whole_number(config, "n_embd"), whole_number(config, "n_head")
+    has = {key for key in config if config[key] is not None}
+    sizes = {
+        "num_layers": whole_number(config, "n_layer", most=MOST_LAYERS),
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "ffn_hidden_size": 4 * hidden,
+        "max_position_embeddings": whole_number(config, "block_size"),
+    }
+    optional = {
+        "num_key_value_heads": "n_query_groups",
+        "ffn_hidden_size": "intermediate_size",
+        "head_dim": "head_size",
+    }
+    return sizes | {
+        ours: whole_number(config, theirs) for ours, theirs in optional.items() if theirs in has
+    }
 
 
 def _norm(config: Mapping[str, Any]) -> str:

@@ -177,24 +177,12 @@ def _model(
     if "norm_epsilon" not in said:
         notes.append("norm_epsilon is not stored; 1e-5, torchtitan's default, is taken")
     layers = {name.split(".")[1] for name in weights if name.startswith("layers.")}
-    first = "layers.0.attention"
-    heads = int(said["num_attention_heads"])
-    rows, inner = (weights[f"{first}.{w}.weight"].shape[0] for w in ("wk", "wq"))
-    channels, left = divmod(inner, heads)
-    if left or channels % 2 or rows % channels or heads % (rows // channels):
-        raise RejectedError(
-            folder,
-            f"{heads} attention heads do not fit queries of {inner} and keys of {rows} rows",
-            remedy="say the right number with --from torchtitan:num_attention_heads=N",
-        )
     vocab, hidden = weights[_WORDS].shape
     tied = "output.weight" not in weights
     config = {
         "num_layers": len(layers),
         "hidden_size": hidden,
-        "num_attention_heads": heads,
-        "num_key_value_heads": rows // channels,
-        "head_dim": channels,
+        **_heads(folder, weights, int(said["num_attention_heads"])),
         "ffn_hidden_size": weights["layers.0.feed_forward.w1.weight"].shape[0],
         "vocab_size": vocab,
         "max_position_embeddings": said["max_position_embeddings"],
@@ -207,6 +195,25 @@ def _model(
         "tie_embeddings": tied,
     }
     return ModelRecord(family="gpt", config=config, vocab_size=vocab, tied_embeddings=tied)
+
+
+def _heads(folder: Path, weights: Mapping[str, Stored], heads: int) -> dict[str, int]:
+    """Heads and channels, as the first layer's projections have them."""
+    first = "layers.0.attention"
+    rows, inner = (weights[f"{first}.{w}.weight"].shape[0] for w in ("wk", "wq"))
+    channels, left = divmod(inner, heads)
+    groups, rest = divmod(rows, channels) if channels else (0, 1)
+    if left or rest or channels % 2 or groups < 1 or heads % groups:
+        raise RejectedError(
+            folder,
+            f"{heads} attention heads do not fit queries of {inner} and keys of {rows} rows",
+            remedy="say the right number with --from torchtitan:num_attention_heads=N",
+        )
+    return {
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "head_dim": channels,
+    }
 
 
 def _check(said: Mapping[str, Any]) -> None:
