@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from mds_data.encryption.keys import KeySource
 from mds_data.errors import DamagedError, SealedError, StoreError
+from mds_data.store.document_bounds import checked_bounds
 from mds_data.store.folder import StoreFolder, is_store, read_manifest, read_manifest_bytes
 from mds_data.store.indexed_dataset import pair_prefix, read_indexed_dataset
 from mds_data.store.reader import ShardedArray, TokenSource
@@ -91,20 +92,12 @@ class StorePart:
 
     def bounds(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Start and length of each document, checked to be in order and inside ``tokens``."""
-        start = self.document_array("doc_start").astype(np.int64, copy=False)
-        length = self.document_array("doc_length").astype(np.int64, copy=False)
-        if not len(start):
-            return start, length
-        fault = (start < 0) | (length < 0) | (length > self.tokens.length - start)
-        fault[1:] |= start[1:] < start[:-1] + length[:-1]
-        if fault.any():
-            number = int(np.flatnonzero(fault)[0])
-            raise DamagedError(
-                f"{self.root}: document {number} starts at {start[number]} with {length[number]} "
-                f"tokens, which overlaps its neighbour or leaves the {self.tokens.length} tokens; "
-                f"restore doc_start and doc_length from a copy"
-            )
-        return start, length
+        return checked_bounds(
+            self.document_array("doc_start"),
+            self.document_array("doc_length"),
+            length_of_tokens=self.tokens.length,
+            name=str(self.root),
+        )
 
 
 class TokenStore:
