@@ -434,3 +434,17 @@ def test_a_setting_that_changes_the_model_is_not_passed_over(
     assert open_checkpoint(folder).config["norm_epsilon"] == 1e-6  # looking at it is no harm
     with pytest.raises(RejectedError, match=f"'{setting}' is True"):
         convert(folder, tmp_path / "out", to="hf")
+
+
+def test_the_optimizers_of_experts_and_others_are_links_of_a_chain(tmp_path: Path) -> None:
+    sample = Sample(tmp_path / "c")
+    for name, array in experts(halves=False).items():
+        sample.tensor(name, array)
+        link = int(".experts." in name)
+        sample.tensor(f"chained_{link}.optimizer.state.exp_avg.{name}", array + 1)
+
+    found = open_checkpoint(sample.write())
+
+    assert found.states["exp_avg"].keys() == found.tensors.keys()
+    for name, tensor in found.tensors.items():
+        np.testing.assert_array_equal(found.tensor(name, "exp_avg").numpy(), tensor.numpy() + 1)

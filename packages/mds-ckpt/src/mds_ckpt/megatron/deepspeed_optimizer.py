@@ -114,7 +114,9 @@ class OptimizerFiles:
             try:
                 states = [optimizer_state(file) for file in files]
                 stage = stage_of(states[0])
-                self._ep_size = self._expert_ranks(states)
+                # A stage without experts knows no better than the arguments.
+                if (told := self._expert_ranks(states)) != self._degrees.ep:
+                    self._ep_size = told
                 kept.append(states[0])
                 self._add_parts(assembly, rank, files, stage_3=is_stage_3(states[0]))
             except ZeroError as error:

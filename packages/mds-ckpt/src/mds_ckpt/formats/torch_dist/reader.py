@@ -28,7 +28,10 @@ from mds_ckpt.tensors.box import Box, extents, size
 __all__ = ["Sources", "read_torch_dist"]
 
 MOST_LAYERS, MOST_EXPERTS, MOST_STACKED = 10_000, 100_000, 1 << 20
-_STATE = re.compile(r"optimizer\.state\.(exp_avg|exp_avg_sq|fp32_param|param)\.(.+)")
+_STATE = re.compile(
+    r"(?:chained_\d+\.)?optimizer\.state\.(exp_avg|exp_avg_sq|fp32_param|param)\.(.+)"
+)
+"""Experts have an optimizer of their own, and then both are links of a chain."""
 _STATES = {
     "exp_avg": "exp_avg",
     "exp_avg_sq": "exp_avg_sq",
