@@ -188,3 +188,17 @@ def test_sentences_count_as_documents_in_the_original_s_order(tmp_path):
     assert len(sentences) == len(flat)
     for number in range(0, len(flat), 97):
         np.testing.assert_array_equal(sentences.window(number), flat.window(number))
+
+
+@pytest.mark.parametrize("order", ["fast", "megatron"])
+def test_who_masks_tokens_leaves_labels_and_the_store_alone(tmp_path, order) -> None:
+    documents = random_documents(20, seed=2)
+    write_small(tmp_path / "s", documents)
+    dataset = GPTDataset(open_store(tmp_path / "s"), seq_length=16, order=order)
+    before = dataset[3]["labels"].copy()
+
+    sample = dataset[3]
+    sample["tokens"][:] = 0
+
+    np.testing.assert_array_equal(sample["labels"], before)
+    np.testing.assert_array_equal(dataset[3]["labels"], before)

@@ -136,13 +136,14 @@ class GPTDataset:
         return place
 
     def _sample(self, place: int) -> dict[str, NDArray[Any]]:
-        ids = self._window.read(place, np.int64)
+        ids = self._window.read(place)
         if self._fill_in is not None:
             random = np.random.default_rng(mix(self.seed, place, 4))
+            ids = ids.astype(np.int64)
             ids = self._fill_in.rearranged(ids, eod_id=self.store.eod_id, random=random)
         sample: dict[str, NDArray[Any]] = {
-            "tokens": ids[:-1],
-            "labels": ids[1:],
+            "tokens": ids[:-1].astype(np.int64),  # two arrays: who masks one leaves the other
+            "labels": ids[1:].astype(np.int64),
             "loss_mask": self._ones.copy(),
             "position_ids": self._positions.copy(),
         }
@@ -188,14 +189,13 @@ class _FastWindows:
         self.per_epoch = max(1, (self._row.length - 1) // seq_length)
         self._order = EpochOrder(self.per_epoch, seed=seed)
 
-    def read(self, number: int, dtype: type[np.int64] | None = None) -> NDArray[Any]:
-        """[s + 1] ids, in a type of their own if one is asked for."""
+    def read(self, number: int) -> NDArray[Any]:
+        """[s + 1] ids, as stored."""
         epoch, place = self._order.locate(number)
         start = place * self._seq_length
         if epoch:  # other borders in each epoch, so that other tokens stand together
             start += mix(self._seed, epoch, 1) % self._seq_length
-        ids = self._row.read(start, start + self._seq_length + 1)
-        return ids if dtype is None else ids.astype(dtype)
+        return self._row.read(start, start + self._seq_length + 1)
 
 
 class _MegatronWindows:
@@ -228,8 +228,8 @@ class _MegatronWindows:
         # Start and length of each in one item of 16 bytes: taking one array costs half of two.
         self._table = np.stack([starts, lengths], axis=1).view(np.complex128).ravel()
 
-    def read(self, number: int, dtype: type[np.int64] | None = None) -> NDArray[Any]:
-        """[s + 1] ids, in a type of their own if one is asked for."""
+    def read(self, number: int) -> NDArray[Any]:
+        """[s + 1] ids, as stored."""
         documents, offset = self.order.documents(number)
         left = self._seq_length + 1
         read = self._store.tokens
@@ -243,9 +243,7 @@ class _MegatronWindows:
             if count:
                 parts.append(read(start, start + count))
                 left -= count
-        if len(parts) == 1:
-            return parts[0] if dtype is None else parts[0].astype(dtype)
-        return np.concatenate(parts, dtype=dtype)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _check_filled(store: TokenStore, split: object, *, documents: int, tokens: int) -> None:
