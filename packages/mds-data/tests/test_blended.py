@@ -58,6 +58,11 @@ def test_wrong_weights_are_named(weights, reason):
         BlendedDataset([numbered(2, 0), numbered(2, 0)], weights, num_samples=4)
 
 
+def test_a_blend_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="needs at least one dataset"):
+        BlendedDataset([], [], num_samples=4)
+
+
 def test_an_empty_source_with_a_weight_is_named():
     with pytest.raises(ValueError, match="dataset 1 has weight 1 and no sample"):
         BlendedDataset([numbered(2, 0), []], [1, 1], num_samples=4)

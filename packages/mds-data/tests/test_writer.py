@@ -155,7 +155,7 @@ def test_tokens_outside_the_vocabulary_are_refused(tmp_path, token):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("document", [[0.5], [[1, 2]], ["a"]])
+@pytest.mark.parametrize("document", [[0.5], [[1, 2]], ["a"], "text", 7])
 def test_what_is_no_row_of_ids_is_refused(tmp_path, document):
     with (
         pytest.raises(ValueError, match="row of whole numbers"),

@@ -82,7 +82,9 @@ class BlendedDataset:
             given = [float(length) for length in self._lengths] if weights is None else weights
             phases = [(0, given)]
         last = phases[-1][1] if phases else ()
-        if len(last) != len(self.datasets) or not self.datasets:
+        if not self.datasets:
+            raise ValueError("a blend needs at least one dataset")
+        if len(last) != len(self.datasets):
             raise ValueError(
                 f"{len(self.datasets)} datasets need as many weights, but {len(last)} were given"
             )

@@ -57,7 +57,7 @@ class DocumentWriter:
         ids = np.asarray(tokens)
         self.add_many(
             ids,
-            lengths=np.array([len(ids)], np.int64),
+            lengths=np.array([ids.size], np.int64),
             sentence_lengths=sentence_lengths,
             doc_sentences=None if sentence_lengths is None else [len(sentence_lengths)],
             columns={name: [value] for name, value in (columns or {}).items()},
