@@ -20,6 +20,7 @@ from mds_train.errors import InputError, MachineError, UsageError, describe
         (FileNotFoundError("runs/x holds no checkpoint."), 3, "runs/x holds no checkpoint."),
         (NotADirectoryError(errno.ENOTDIR, "Not a directory", "a/b"), 3, "a/b: Not a directory."),
         (PermissionError(errno.EACCES, "Permission denied", "/run"), 4, "/run: permission denied"),
+        (OSError(errno.ELOOP, "Too many levels of symbolic links", "/a"), 3, "/a: Too many levels"),
         (OSError(errno.EROFS, "Read-only file system", "/run"), 4, "read-only file system"),
         (OSError(errno.ENOSPC, "No space left", "step-10"), 4, "step-10: the disk is full"),
         (MachineError("no port"), 4, "no port"),

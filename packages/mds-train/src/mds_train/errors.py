@@ -116,7 +116,8 @@ def _describe_os_error(error: OSError) -> Failure:
             else str(error)
         )
         return Failure(code=ExitCode.INPUT, sentence=sentence, expected=True)
-    if isinstance(error, (IsADirectoryError, NotADirectoryError, FileExistsError)):
+    kinds = (IsADirectoryError, NotADirectoryError, FileExistsError)
+    if isinstance(error, kinds) or error.errno == errno.ELOOP:
         sentence = f"{where}{error.strerror}." if error.errno is not None else str(error)
         return Failure(code=ExitCode.INPUT, sentence=sentence, expected=True)
     return Failure(

@@ -8,6 +8,7 @@ Later layers win: defaults, the base file, the file itself, MDS_* variables, the
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 import typing
 from collections.abc import Mapping
@@ -61,8 +62,9 @@ def read_toml(path: Path) -> Settings:
     return _read_toml(path, chain=())
 
 
-def _read_toml(path: Path, *, chain: tuple[Path, ...]) -> Settings:
-    if path.resolve() in chain:
+def _read_toml(path: Path, *, chain: tuple[str, ...]) -> Settings:
+    place = os.path.realpath(path)
+    if place in chain:
         raise InputError(
             f'{path}: the file is its own base; remove one of the `base = "..."` lines.'
         )
@@ -72,7 +74,7 @@ def _read_toml(path: Path, *, chain: tuple[Path, ...]) -> Settings:
     if base is not None:
         if not isinstance(base, str):
             raise InputError(f"{path}: base is {base!r}, but it must be a file name in quotes.")
-        settings |= _read_toml(path.parent / base, chain=(*chain, path.resolve()))
+        settings |= _read_toml(path.parent / base, chain=(*chain, place))
     return settings | _settings_of(document, path=path)
 
 
