@@ -193,6 +193,14 @@ def test_megatrons_sentencepiece_adds_its_tokens_after_the_vocabulary(tmp_path: 
     assert megatron.decode([megatron.eod_id]) == "<EOD>"
 
 
+def test_a_model_may_have_its_version_at_the_end_of_its_name(tmp_path: Path) -> None:
+    path = saved(tmp_path, "unigram")
+
+    renamed = path.rename(tmp_path / "tokenizer.model.v3")
+
+    assert load_tokenizer(spec_of_file(renamed)).kind == "sentencepiece"
+
+
 def test_the_null_tokenizer_reads_numbers_and_checks_them() -> None:
     tokenizer = load_tokenizer(TokenizerSpec(kind="null", vocab_size=100))
 

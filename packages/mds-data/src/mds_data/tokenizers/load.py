@@ -74,7 +74,8 @@ def spec_of_file(
         found = [path / name for name in ("tokenizer.json", "tokenizer.model")]
         path = next((each for each in found if each.is_file()), found[0])
     return TokenizerSpec(
-        kind="sentencepiece" if path.suffix in {".model", ".spm"} else "tokenizers-json",
+        # Some models have a version at the end: tokenizer.model.v3.
+        kind="sentencepiece" if {".model", ".spm"} & set(path.suffixes) else "tokenizers-json",
         path=path,
         eod_token=eod_token,
         allow_special=allow_special,
