@@ -153,7 +153,7 @@ def test_a_json_without_clipping_clips_nothing() -> None:
     ("changes", "place", "message"),
     [
         (["--squeeze", "3", "4"], "left_out", "--squeeze: no such flag is known here."),
-        (["--kd"], "left_out", "distillation is not trained here"),
+        (["--retro-add-retriever"], "left_out", "retrieval models are not trained here"),
         (["--no-bias-gelu-fusion"], "idle", "kernels are chosen by device"),
         (["--deepspeed"], "missing", "give it with --deepspeed-config FILE"),
         (["--lr", "much"], "left_out", "'much', but optimizer.lr must be a number"),
@@ -275,12 +275,12 @@ def test_the_command_writes_the_file_and_says_what_was_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "run.toml"
-    words = ["config", "import", *ARGUMENTS, "--kd", "--output", str(output)]
+    words = ["config", "import", *ARGUMENTS, "--retro-add-retriever", "--output", str(output)]
 
     assert cli.main(words) == 0
 
     printed = capsys.readouterr()
-    assert "distillation is not trained here" in printed.err
+    assert "retrieval models are not trained here" in printed.err
     assert f"Start: mds-train run {output}" in printed.err.replace("\n", "")
     assert build(read_toml(output)).model.num_layers == 4
     assert cli.main(["config", "import", *ARGUMENTS]) == 0
