@@ -54,7 +54,7 @@ class Line:
             self._connection.sendall(json.dumps(message).encode() + b"\n")
 
     def received(self, *, wait_seconds: float) -> dict[str, Any]:
-        """The next message; an empty one if none comes in time."""
+        """The next message; an empty one if none comes in time, or the other end is gone."""
         try:
             return self._messages.get(timeout=wait_seconds)
         except queue.Empty:
@@ -78,6 +78,7 @@ class Line:
                 if message:
                     self._messages.put(message)
         self._closed.set()
+        self._messages.put({})  # nobody need wait any longer
 
     def _beat(self) -> None:
         while not self._closed.wait(_BEAT_SECONDS):
