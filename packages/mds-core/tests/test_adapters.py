@@ -9,8 +9,8 @@ import torch
 from core_cells import GPT2, LLAMA_GQA, MIXTRAL, adapt, batch, trained
 
 from mds_core.config import Execution
+from mds_core.config.adapters import ADAPTED, AdapterConfig
 from mds_core.groups import ProcessGroups
-from mds_core.layers.lora import ADAPTED, AdapterConfig
 from mds_core.models import GPT, add_adapters
 from mds_core.rng import DropoutKey
 

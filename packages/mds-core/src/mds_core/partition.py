@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Self
 
@@ -68,7 +69,12 @@ def balance(costs: Sequence[float], *, count: int) -> tuple[Stage, ...]:
             f"{len(costs)} layers do not make {count} stages of at least one layer; choose fewer "
             f"stages or more layers."
         )
-    sums = [0.0, *accumulate(float(cost) for cost in costs)]
+    return _balanced(tuple(float(cost) for cost in costs), count)
+
+
+@lru_cache(maxsize=64)  # whoever compares layouts asks for the same stages hundreds of times
+def _balanced(costs: tuple[float, ...], count: int) -> tuple[Stage, ...]:
+    sums = [0.0, *accumulate(costs)]
     limit = _cheapest(sums, count, limit=math.inf, power=math.inf)[0]
     # The tolerance lets sums that differ by rounding only count as equal.
     _, cuts = _cheapest(sums, count, limit=limit * (1 + 1e-9), power=2.0)

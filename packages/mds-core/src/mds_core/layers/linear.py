@@ -12,8 +12,9 @@ from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
 from mds_core.collectives import copy, reduce, reduce_scatter
+from mds_core.config.adapters import AdapterConfig
 from mds_core.groups import group_rank, group_size
-from mds_core.layers.lora import Adapter, AdapterConfig, AdapterDropout, AdapterPlace
+from mds_core.layers.lora import Adapter, AdapterDropout, AdapterPlace
 from mds_core.layers.product import Multiply, product
 from mds_core.parameter import Declaration, ParallelModule, split_evenly
 from mds_core.rng import Site
@@ -195,6 +196,7 @@ class ReplicatedLinear(ParallelModule):
         in_features: Width of the input.
         out_features: Width of the output.
         std: Standard deviation of the first weights.
+        partial_over: Ranks that each give it their own positions.
         dtype: Of the parameters.
         device: Of the parameters.
     """
@@ -205,10 +207,12 @@ class ReplicatedLinear(ParallelModule):
         out_features: int,
         *,
         std: float = 0.02,
+        partial_over: ProcessGroup | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
+        self.partial_over = partial_over
         weight = Declaration(global_shape=(out_features, in_features), std=std)
         self.weight = self.declare("weight", weight, dtype=dtype, device=device)
         bias = Declaration(global_shape=(out_features,))
@@ -216,4 +220,5 @@ class ReplicatedLinear(ParallelModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., in] to [..., out]."""
-        return F.linear(x, self.weight, self.bias)
+        weight = copy(self.weight, group=self.partial_over)
+        return F.linear(x, weight, copy(self.bias, group=self.partial_over))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from mds_core.config.adapters import ADAPTED, AdapterConfig
 from mds_core.layers.linear import ColumnParallelLinear, RowParallelLinear
-from mds_core.layers.lora import ADAPTED, AdapterConfig
 from mds_core.models.gpt import GPT
 from mds_core.parameter import initialize
 

@@ -8,13 +8,13 @@ Shapes: ``b`` micro batch, ``s`` sequence, ``h`` hidden.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mds_core.collectives import reduce
+from mds_core.config.distillation import Distillation
 from mds_core.layers.cache import KVCache, SlotRows
 from mds_core.layers.divergence import Prediction, linear_divergence
 from mds_core.models.context import document_numbers
@@ -23,26 +23,6 @@ from mds_core.models.losses import GPTLoss
 from mds_core.rng import DropoutKey
 
 __all__ = ["Distillation", "DistilledGPT", "DistilledLoss"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Distillation:
-    """What of the loss is the teacher's."""
-
-    alpha: float = 1.0
-    """Weight of the cross-entropy with the text."""
-    beta: float = 1.0
-    """Weight of the divergence from the teacher."""
-    temperature: float = 1.0
-    """Divides the logits of both before they are compared; the result is multiplied by its square,
-    so that gradients keep their size."""
-
-    def __post_init__(self) -> None:
-        for name in ("alpha", "beta"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; a weight is at least 0.")
-        if self.temperature <= 0:
-            raise ValueError(f"the temperature is {self.temperature}; take one above 0.")
 
 
 class DistilledLoss(NamedTuple):

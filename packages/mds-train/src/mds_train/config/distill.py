@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mds_core.models.distilled import Distillation
+from mds_core.config.distillation import Distillation
 from mds_train.config.checks import require_positive
 
 __all__ = ["DistillConfig"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mds_core.layers.lora import ADAPTED, AdapterConfig
+from mds_core.config.adapters import ADAPTED, AdapterConfig
 from mds_train.config.checks import require_not_negative
 
 __all__ = ["LoraConfig"]
