@@ -87,6 +87,20 @@ class ShortDisk(FileOperations):
         return _ShortFile(path, "xb")
 
 
+class _LyingFile(io.FileIO):
+    """Says that it has written a few bytes more than it has."""
+
+    def write(self, data: Any) -> int:
+        return super().write(memoryview(data)[7:]) + 7 if len(data) > 7 else super().write(data)
+
+
+class LyingDisk(FileOperations):
+    """Loses the first bytes of every write."""
+
+    def create(self, path: Path) -> BinaryIO:
+        return _LyingFile(path, "xb")
+
+
 # A disk that loses power -------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ import pytest
 from ckpt_disks import (
     BreakingDisk,
     Killed,
+    LyingDisk,
     RecordingDisk,
     ShortDisk,
     materialise,
@@ -100,6 +101,14 @@ def test_writes_that_end_early_are_continued(root: Path) -> None:
     save(root, 2, operations=ShortDisk())
     assert newest(root) == 2
     commit.check_folder(root / "step-2", digests=True)
+
+
+def test_a_disk_that_takes_less_than_it_says_is_noticed(root: Path) -> None:
+    with pytest.raises(OSError, match="took less than it said") as caught:
+        save(root, 2, operations=LyingDisk())
+
+    assert caught.value.filename is not None
+    assert newest(root) == 1
 
 
 @pytest.mark.parametrize("make", [Killed, refused])

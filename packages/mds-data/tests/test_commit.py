@@ -387,6 +387,17 @@ def test_writes_that_end_early_are_continued(tmp_path, monkeypatch):
     assert verify_store(tmp_path / "s").problems == ()
 
 
+def test_a_disk_that_takes_less_than_it_says_is_noticed(tmp_path, monkeypatch):
+    whole = os.write
+    write_small(tmp_path / "s", OLD)
+    monkeypatch.setattr(os, "write", lambda handle, data: whole(handle, data[1:]) + 1)
+
+    with pytest.raises(OSError, match="took less than it said"):
+        append_to(tmp_path / "s", FileOperations())
+
+    assert_holds(open_store(tmp_path / "s"), OLD)
+
+
 @pytest.mark.parametrize("survived", range(1, 12))
 def test_an_error_at_any_synchronisation_leaves_the_old_or_the_new_state(tmp_path, survived):
     class Failing(FileOperations):
