@@ -104,6 +104,8 @@ class Choosy:
             raise ValueError("no q, please")
         return self.inner.encode_batch(texts)
 
+    encode_ids = encode_batch
+
 
 def test_a_text_that_the_tokenizer_refuses_does_not_take_its_neighbours_along(
     tokenizer: Tokenizer,

@@ -86,6 +86,13 @@ def test_any_text_has_the_ids_of_the_library(kind: str, texts: list[str]) -> Non
 
 
 @KINDS
+@settings(max_examples=100, deadline=None)
+@given(whole=st.text(st.sampled_from("aZ09 _-.'sLl\n\r\t\x0b\x00\x7f"), max_size=40))
+def test_any_ascii_text_is_cut_as_by_the_library(kind: str, whole: str) -> None:
+    assert word_cache(kind).encode_batch([whole]) == by_library(kind, whole)
+
+
+@KINDS
 @settings(max_examples=60, deadline=None)
 @given(
     parts=st.lists(

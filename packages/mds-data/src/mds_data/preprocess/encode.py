@@ -26,7 +26,7 @@ from mds_data.preprocess.records import (
 )
 from mds_data.privacy.documents import DocumentRedactor
 from mds_data.store.columns import text_code
-from mds_data.tokenizers.protocol import Tokenizer
+from mds_data.tokenizers.protocol import TokenIds, Tokenizer
 
 __all__ = ["Batch", "EncodedBatch", "EncodedDocuments", "Encoder"]
 
@@ -131,7 +131,7 @@ class Encoder:
     def _encode(
         self, texts: Sequence[_Text], *, file: str, problems: list[Problem]
     ) -> EncodedDocuments:
-        tokens = _Tokens(self._dtype)
+        tokens = _Tokens(self._dtype, end=self._end)
         values: list[Sequence[str | int | float | None]] = []
         pieces = [piece for text in texts for piece in text.sentences if len(piece) < LONG]
         short = iter(self._encode_short(pieces))
@@ -147,7 +147,7 @@ class Encoder:
             elif not ids:
                 problems.append(Problem(file, text.line, "empty", "no token in this text"))
             else:
-                tokens.add(ids, end=self._end)
+                tokens.add(ids)
                 values.append(text.values)
         return tokens.documents(*self._coded(values))
 
@@ -166,16 +166,16 @@ class Encoder:
             columns[spec.name] = np.asarray(column, spec.dtype)
         return columns, labels
 
-    def _encode_short(self, texts: Sequence[str]) -> Sequence[list[int] | str]:
+    def _encode_short(self, texts: Sequence[str]) -> Sequence[TokenIds | str]:
         """Return the ids of each text, or the reason why there are none."""
         try:
-            return self._tokenizer.encode_batch(texts)
+            return self._tokenizer.encode_ids(texts)
         except ValueError:
             return [self._encode_one(text) for text in texts]  # One of them is to blame.
 
-    def _encode_one(self, text: str) -> list[int] | str:
+    def _encode_one(self, text: str) -> TokenIds | str:
         try:
-            return self._tokenizer.encode_batch([text])[0]
+            return self._tokenizer.encode_ids([text])[0]
         except ValueError as error:
             return str(error)
 
@@ -204,17 +204,20 @@ class _Text:
 
 
 class _Tokens:
-    """Collects ids of documents; short ones in one list, which is cheaper than an array each."""
+    """Collects ids of documents; lists in one list, which is cheaper than an array each."""
 
-    def __init__(self, dtype: np.dtype[Any]) -> None:
+    def __init__(self, dtype: np.dtype[Any], *, end: list[int]) -> None:
+        """Collect documents that end with the ids ``end``."""
         self._dtype = dtype
+        self._end = end
+        self._end_part = np.asarray(end, dtype)
         self._ids: list[int] = []
         self._parts: list[NDArray[Any]] = []
         self._lengths: list[int] = []
         self._sentence_lengths: list[int] = []
         self._doc_sentences: list[int] = []
 
-    def add(self, sentences: Sequence[list[int] | NDArray[Any]], *, end: list[int]) -> None:
+    def add(self, sentences: Sequence[TokenIds]) -> None:
         """Add one document; its end belongs to its last sentence."""
         for ids in sentences:
             if isinstance(ids, list):
@@ -223,8 +226,11 @@ class _Tokens:
                 self._close_list()
                 self._parts.append(ids)
             self._sentence_lengths.append(len(ids))
-        self._ids += end
-        self._sentence_lengths[-1] += len(end)
+        if self._ids:
+            self._ids += self._end
+        else:
+            self._parts.append(self._end_part)
+        self._sentence_lengths[-1] += len(self._end)
         self._lengths.append(sum(self._sentence_lengths[-len(sentences) :]))
         self._doc_sentences.append(len(sentences))
 
@@ -232,7 +238,10 @@ class _Tokens:
         self, columns: dict[str, NDArray[Any]], labels: dict[str, set[str]]
     ) -> EncodedDocuments:
         self._close_list()
-        tokens = np.concatenate(self._parts) if self._parts else np.empty(0, self._dtype)
+        tokens = np.empty(sum(map(len, self._parts)), self._dtype)
+        if self._parts:
+            # No id is too large: the type was chosen for the tokenizer's largest.
+            np.concatenate(self._parts, out=tokens, casting="unsafe")
         return EncodedDocuments(
             tokens=tokens,
             lengths=np.asarray(self._lengths, np.int64),

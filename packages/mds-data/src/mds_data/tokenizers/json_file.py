@@ -10,7 +10,7 @@ from typing import Any
 import tokenizers
 
 from mds_data.tokenizers.limits import check_json_tokenizer, is_panic
-from mds_data.tokenizers.protocol import ModelFile, TokenizerError, read_model_file
+from mds_data.tokenizers.protocol import ModelFile, TokenIds, TokenizerError, read_model_file
 from mds_data.tokenizers.word_cache import word_cache_for
 
 __all__ = ["JsonTokenizer", "load_json_tokenizer"]
@@ -61,9 +61,13 @@ class JsonTokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text; ValueError if one can't be encoded."""
+        return [ids if isinstance(ids, list) else ids.tolist() for ids in self.encode_ids(texts)]
+
+    def encode_ids(self, texts: Sequence[str]) -> Sequence[TokenIds]:
+        """Return the same in the form that costs least."""
         try:
             if self._words is not None:
-                return self._words.encode_batch(texts)
+                return self._words.encode_arrays(texts)
             # The fast variant leaves out offsets, which nobody asks for here.
             encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
         except BaseException as error:

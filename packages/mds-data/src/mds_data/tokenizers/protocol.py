@@ -6,12 +6,15 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
+
+from numpy.typing import NDArray
 
 from mds_data.errors import DataError
 
 __all__ = [
     "ModelFile",
+    "TokenIds",
     "Tokenizer",
     "TokenizerError",
     "TokenizerKind",
@@ -27,6 +30,9 @@ TokenizerKind = Literal[
     "sentencepiece-megatron",
     "null",
 ]
+
+TokenIds: TypeAlias = list[int] | NDArray[Any]
+"""Ids of one text."""
 
 _LARGEST_MODEL_FILE = 256 * 1024 * 1024
 
@@ -86,6 +92,9 @@ class Tokenizer(Protocol):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text; ValueError if one can't be encoded."""
+
+    def encode_ids(self, texts: Sequence[str]) -> Sequence[TokenIds]:
+        """Return the same in the form that costs least: lists, or arrays of any whole numbers."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids."""

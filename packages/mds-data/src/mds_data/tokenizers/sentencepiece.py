@@ -7,7 +7,7 @@ from pathlib import Path
 
 import sentencepiece
 
-from mds_data.tokenizers.protocol import ModelFile, TokenizerError, read_model_file
+from mds_data.tokenizers.protocol import ModelFile, TokenIds, TokenizerError, read_model_file
 
 __all__ = ["SentencePieceTokenizer", "load_sentencepiece_tokenizer"]
 
@@ -58,6 +58,10 @@ class SentencePieceTokenizer:
         """Return the token ids of each text."""
         ids: list[list[int]] = self._processor.encode(list(texts), out_type=int, num_threads=1)
         return ids
+
+    def encode_ids(self, texts: Sequence[str]) -> Sequence[TokenIds]:
+        """Return the same in the form that costs least."""
+        return self.encode_batch(texts)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, added tokens in their spelling."""

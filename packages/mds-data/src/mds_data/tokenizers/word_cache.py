@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
+import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 
 __all__ = ["SAFE", "WordCache", "word_cache_for"]
 
@@ -34,6 +36,13 @@ _MOST_CHARACTERS = 2**22
 
 # The library's pattern (\p{L} letters, \p{N} digits) and the same one for Python.
 _LETTER, _DIGIT, _SIGN = r"[^\W\d_]", r"\d", r"(?:[^\s\w]|_)"
+_ASCII = {
+    _LETTER: "[A-Za-z]",
+    _DIGIT: "[0-9]",
+    _SIGN: r"[^\sA-Za-z0-9]",
+    r"(?:[^\r\n\w]|_)": r"[^\r\nA-Za-z0-9]",
+}
+"""The same classes where a text is ASCII: a set of characters is found faster than a kind."""
 _PATTERNS = {
     # GPT-2, and what ByteLevel uses by itself.
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": (
@@ -68,24 +77,29 @@ class WordCache:
     def __init__(self, backend: tokenizers.Tokenizer, *, pattern: str, composed: bool) -> None:
         self._backend = backend
         self._words = re.compile(pattern).findall
+        self._ascii_words = re.compile(_for_ascii(pattern), re.ASCII).findall
         self._composed = composed
         self._model = backend.model
         self._letters = _byte_letters()
-        self._ids: dict[str, tuple[int, ...]] = {}
+        self._ids: dict[str, bytes] = {}
         self._characters = 0
 
     def words(self, text: str) -> list[str]:
         """Return the words that a text is cut into; together they are the text."""
-        found: list[str] = self._words(text)
+        found: list[str] = (self._ascii_words if text.isascii() else self._words)(text)
         return found
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, the same as the library's."""
+        return [ids.tolist() for ids in self.encode_arrays(texts)]
+
+    def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """Return the same as arrays, which is how the table has them."""
         return [self._encode(text) for text in texts]
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode(self, text: str) -> NDArray[np.int32]:
         if not self._is_safe(text):
-            return self._by_library([text])[0]
+            return self._by_library(text)
         words = self.words(text)
         try:
             return self._looked_up(words)
@@ -98,8 +112,8 @@ class WordCache:
             return False
         return not self._composed or unicodedata.is_normalized("NFC", text)
 
-    def _looked_up(self, words: list[str]) -> list[int]:
-        return list(chain.from_iterable(map(self._ids.__getitem__, words)))
+    def _looked_up(self, words: list[str]) -> NDArray[np.int32]:
+        return np.frombuffer(b"".join(map(self._ids.__getitem__, words)), np.int32)
 
     def _learn(self, words: Iterable[str]) -> None:
         if len(self._ids) > _MOST_WORDS or self._characters > _MOST_CHARACTERS:
@@ -109,14 +123,20 @@ class WordCache:
         self._ids.update(zip(fresh, map(self._merged, fresh), strict=True))
         self._characters += sum(map(len, fresh))
 
-    def _merged(self, word: str) -> tuple[int, ...]:
+    def _merged(self, word: str) -> bytes:
         """Return the ids of one word; to ask the model alone takes half as long as the chain."""
         letters = word.encode("utf-8").decode("latin-1").translate(self._letters)
-        return tuple([token.id for token in self._model.tokenize(letters)])
+        return array("i", [token.id for token in self._model.tokenize(letters)]).tobytes()
 
-    def _by_library(self, texts: Sequence[str]) -> list[list[int]]:
-        encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
+    def _by_library(self, text: str) -> NDArray[np.int32]:
+        encodings = self._backend.encode_batch_fast([text], add_special_tokens=False)
+        return np.array(encodings[0].ids, np.int32)
+
+
+def _for_ascii(pattern: str) -> str:
+    for wide, narrow in _ASCII.items():
+        pattern = pattern.replace(wide, narrow)
+    return pattern
 
 
 def _byte_letters() -> dict[int, str]:
