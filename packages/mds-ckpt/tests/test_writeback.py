@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -35,3 +36,15 @@ def test_what_is_no_file_of_the_system_gets_no_hints() -> None:
 
     writeback.wrote(100 * MB)
     writeback.complete()
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system takes no such hints")
+def test_a_file_system_without_hints_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "posix_fadvise", refused)
+    with (tmp_path / "file").open("wb") as file:
+        Writeback(file).wrote(100 * MB)

@@ -46,6 +46,8 @@ class Writeback:
         stretch = self._written - self._begun
         if self._descriptor is None or stretch < least:
             return
-        # Linux begins to write the dirty pages of a range that is said not to be needed again.
-        os.posix_fadvise(self._descriptor, self._begun, stretch, os.POSIX_FADV_DONTNEED)
+        # Linux begins to write the dirty pages of a range that is said not to be needed again. A
+        # file system that does not know the hint is none the worse for it.
+        with suppress(OSError):
+            os.posix_fadvise(self._descriptor, self._begun, stretch, os.POSIX_FADV_DONTNEED)
         self._begun = self._written
