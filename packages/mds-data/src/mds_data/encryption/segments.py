@@ -37,7 +37,8 @@ BLOCK_SIZE = SEGMENT_SIZE
 TAG_SIZE = 16
 _HEADER = struct.Struct("<8sHHIQQ16s16x")
 _NONCE = struct.Struct("<QB3x")
-_PLACE = struct.Struct("<QB")
+_PLACE_SIZE = 9
+"""Of the nonce: the segment's number and kind, which the cipher is also bound to."""
 _SEGMENT, _LAST, _TABLE = 0, 1, 2
 _LARGEST_SEGMENT = 2**30
 _MOST_LENGTHS = 2**24
@@ -82,22 +83,23 @@ class _Cipher:
 
     def seal(self, data: Buffer, number: int, kind: int, *, into: memoryview) -> None:
         """Seal a segment into a place that has its size and the tag's."""
-        nonce, bound = _NONCE.pack(number, kind), self._context + _PLACE.pack(number, kind)
+        nonce = _NONCE.pack(number, kind)
+        bound = self._context + nonce[:_PLACE_SIZE]
         if self._in_place:
             self._aes.encrypt_into(nonce, data, bound, into)
         else:
             into[:] = self._aes.encrypt(nonce, data, bound)
 
     def open(self, data: Buffer, number: int, kind: int) -> bytes:
-        bound = self._context + _PLACE.pack(number, kind)
-        opened: bytes = self._aes.decrypt(_NONCE.pack(number, kind), data, bound)
+        nonce = _NONCE.pack(number, kind)
+        opened: bytes = self._aes.decrypt(nonce, data, self._context + nonce[:_PLACE_SIZE])
         return opened
 
     def open_into(self, data: Buffer, number: int, kind: int, into: memoryview) -> None:
         """Open a segment into a place that has its plain size."""
         if self._in_place:
-            nonce, bound = _NONCE.pack(number, kind), self._context + _PLACE.pack(number, kind)
-            self._aes.decrypt_into(nonce, data, bound, into)
+            nonce = _NONCE.pack(number, kind)
+            self._aes.decrypt_into(nonce, data, self._context + nonce[:_PLACE_SIZE], into)
         else:
             into[:] = self.open(data, number, kind)
 
@@ -293,13 +295,14 @@ class SealedFile:
             raise self._fault(f"ends at byte {self.size}, and {start} to {stop} were asked for")
         if start == stop:
             return b""
-        first, last = self._number(start), self._number(stop - 1)
-        if first == last:
-            base = self._border(first)
+        first = self._number(start)
+        if stop <= self._border(first + 1):  # the way of a loader, which reads chunk by chunk
             found = self.segment(first)
-            if (start, stop) == (base, base + len(found)):
+            if stop - start == len(found):
                 return found
+            base = self._border(first)
             return memoryview(found)[start - base : stop - base]
+        last = self._number(stop - 1)
         result = bytearray(stop - start)
         whole_from = first if start == self._border(first) else first + 1
         whole_to = last + 1 if stop == self._border(last + 1) else last
