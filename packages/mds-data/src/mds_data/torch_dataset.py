@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 __all__ = ["TorchDataset", "data_loader", "window_loader"]
+
+_TOKENS_SENT = 2**17
+_LARGEST_GROUP = 8
+"""Micro batches of windows that a worker sends at once, unless they are large."""
 
 
 def _torch() -> Any:
@@ -140,13 +145,17 @@ def data_loader(
         A loader of dictionaries of [micro_batch_size, ...] tensors.
     """
     _torch()
-    data = importlib.import_module("torch.utils.data")
     # Windows are cheaper to send, but what is made of them afterwards is not page-locked.
-    by_windows = num_workers > 0 and not pin_memory and getattr(dataset, "is_plain", False)
-    loader: DataLoader[Any] = (
-        _mapped_loader(data, _sample_of_windows) if by_windows else data.DataLoader
-    )(
-        _Windows(dataset) if by_windows else TorchDataset(dataset),
+    if num_workers > 0 and not pin_memory and getattr(dataset, "is_plain", False):
+        return _loader_of_windows(
+            dataset,
+            sampler,
+            finish=_sample_of_windows,
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+        )
+    loader: DataLoader[Any] = importlib.import_module("torch.utils.data").DataLoader(
+        TorchDataset(dataset),
         batch_sampler=sampler,
         num_workers=num_workers,
         pin_memory=pin_memory,
@@ -184,23 +193,58 @@ def window_loader(
             "only samples of a GPTDataset (or a blend of such) without masks of documents and "
             "infilling are windows and nothing more; use data_loader"
         )
-    data = importlib.import_module("torch.utils.data")
-    loader: DataLoader[Any] = _mapped_loader(data, _ids)(
+    return _loader_of_windows(
+        dataset,
+        sampler,
+        finish=_ids,
+        num_workers=num_workers,
+        prefetch_factor=prefetch_factor,
+    )
+
+
+class _Groups:
+    """A sampler's micro batches, some at a time: a worker then sends fewer and larger things."""
+
+    def __init__(self, sampler: ResumableSampler, count: int) -> None:
+        self.sampler = sampler
+        self.count = count
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batches = iter(self.sampler)
+        while group := list(chain.from_iterable(islice(batches, self.count))):
+            yield group
+
+
+def _group_size(dataset: Any, sampler: ResumableSampler, *, prefetch_factor: int | None) -> int:
+    """Micro batches that are sent at once; half of what is read ahead at most."""
+    size = len(dataset.window_beyond(0)) * sampler.micro_batch_size
+    most = _LARGEST_GROUP if prefetch_factor is None else min(_LARGEST_GROUP, prefetch_factor // 2)
+    return max(1, min(most, _TOKENS_SENT // size))
+
+
+def _loader_of_windows(
+    dataset: Any,
+    sampler: ResumableSampler,
+    *,
+    finish: Callable[[Any], Any],
+    num_workers: int,
+    prefetch_factor: int | None,
+) -> "DataLoader[Any]":
+    """A DataLoader whose workers send windows, which the process that asks for them finishes."""
+    data: Any = importlib.import_module("torch.utils.data")
+    count = _group_size(dataset, sampler, prefetch_factor=prefetch_factor) if num_workers else 1
+
+    class WindowLoader(data.DataLoader):  # type: ignore[misc]
+        def __iter__(self) -> Iterator[Any]:
+            for windows in super().__iter__():
+                yield from map(finish, windows.split(sampler.micro_batch_size))
+
+    loader: DataLoader[Any] = WindowLoader(
         _Windows(dataset),
-        batch_sampler=sampler,
+        batch_sampler=_Groups(sampler, count),
         num_workers=num_workers,
         collate_fn=_as_it_is,
-        prefetch_factor=prefetch_factor,
+        prefetch_factor=None if prefetch_factor is None else -(-prefetch_factor // count),
         persistent_workers=num_workers > 0,
     )
     return loader
-
-
-def _mapped_loader(data: Any, finish: Callable[[Any], Any]) -> Any:
-    """A DataLoader that finishes what its workers send in the process that asks for it."""
-
-    class MappedLoader(data.DataLoader):  # type: ignore[misc]
-        def __iter__(self) -> Iterator[Any]:
-            return map(finish, super().__iter__())
-
-    return MappedLoader
