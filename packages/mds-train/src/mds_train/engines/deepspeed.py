@@ -41,6 +41,9 @@ from mds_train.optimizers.muon import Muon
 
 __all__ = ["DeepSpeedEngine", "sum_gradients_in_fp32"]
 
+_TOGETHER = 1024
+"""So many squares float32 sums to 1e-7 of them."""
+
 
 class DeepSpeedEngine:
     """Forward, backward and update of one model by DeepSpeed.
@@ -95,6 +98,9 @@ class DeepSpeedEngine:
         self._engine = initialize(
             model, optimizer, derived=derived, groups=groups, has_experts=bool(experts)
         )
+        if self._stage == 0 and groups.dp_ulysses is None:
+            # A sum over one replica, which would copy every gradient twice.
+            self._engine.enable_backward_allreduce = False
         self._group_names = group_names(shapes, muon=isinstance(optimizer, Muon))
         if isinstance(optimizer, Muon):
             dtype = torch.float32 if config.train.precision == "fp32" else torch.bfloat16
@@ -352,10 +358,23 @@ def _squares(gradients: Sequence[Tensor], *, device: torch.device) -> Tensor:
     Summed wide, as DeepSpeed sums: on a CPU torch's float32 norm of some millions of elements is
     1e-4 to 1e-3 too small.
     """
-    if not gradients:
-        return torch.zeros((), dtype=torch.float64, device=device)
-    wide = torch.float64 if device.type != "mps" else torch.float32
-    return torch.stack(torch._foreach_norm(list(gradients), 2, dtype=wide)).double().square().sum()
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    large = [each for each in gradients if device.type == "cpu" and each.numel() > _TOGETHER]
+    small = [each for each in gradients if device.type != "cpu" or each.numel() <= _TOGETHER]
+    if small:
+        wide = torch.float64 if device.type != "mps" else torch.float32
+        total += torch.stack(torch._foreach_norm(small, 2, dtype=wide)).double().square().sum()
+    return total + torch.stack([_square(each) for each in large]).sum() if large else total
+
+
+def _square(gradient: Tensor) -> Tensor:
+    """The same of one gradient on a CPU, where torch would make a wide copy: rows, then wide."""
+    flat = gradient.reshape(-1)
+    rows, narrow = flat.numel() // _TOGETHER, torch.promote_types(flat.dtype, torch.float32)
+    even = flat[: rows * _TOGETHER].view(rows, _TOGETHER)
+    squares: Tensor = torch.linalg.vector_norm(even, dim=1, dtype=narrow).double().square().sum()
+    rest: Tensor = torch.linalg.vector_norm(flat[rows * _TOGETHER :], dtype=torch.float64)
+    return squares + rest.square()
 
 
 def _root(squares: Tensor) -> float:
