@@ -448,3 +448,13 @@ def test_the_optimizers_of_experts_and_others_are_links_of_a_chain(tmp_path: Pat
     assert found.states["exp_avg"].keys() == found.tensors.keys()
     for name, tensor in found.tensors.items():
         np.testing.assert_array_equal(found.tensor(name, "exp_avg").numpy(), tensor.numpy() + 1)
+
+
+def test_a_missing_expert_is_named(tmp_path: Path) -> None:
+    sample = Sample(tmp_path / "c")
+    for name, array in experts(halves=True).items():
+        if "decoder.layers.1.mlp.experts.experts.1." not in name:
+            sample.tensor(name, array)
+
+    with pytest.raises(RejectedError, match=r"layers\.1\.mlp has 2 of 3 experts"):
+        open_checkpoint(sample.write())

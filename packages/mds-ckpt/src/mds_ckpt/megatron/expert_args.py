@@ -1,11 +1,31 @@
-"""A model's experts: between Megatron-DeepSpeed's arguments and the configuration's fields."""
+"""A model's experts: are all there, and what do Megatron-DeepSpeed's arguments say of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["expert_args", "expert_config", "expert_fault"]
+from mds_ckpt.checkpoint import LazyTensor
+from mds_ckpt.megatron.naming import expert_of
+
+__all__ = ["expert_args", "expert_config", "expert_fault", "missing_experts"]
+
+
+def missing_experts(weights: Mapping[str, LazyTensor]) -> tuple[str, str] | None:
+    """A router without some of its experts, and how many are there; None if all are.
+
+    A router has a row for each expert of its layer.
+    """
+    found: dict[str, set[int]] = {}
+    for name in weights:
+        if (number := expert_of(name)) is not None:
+            found.setdefault(name.split(".experts.")[0], set()).add(number)
+    for mlp, numbers in found.items():
+        router = weights.get(f"{mlp}.router.weight")
+        rows = router.shape[0] if router is not None and router.shape else 0
+        if router is not None and (len(numbers), max(numbers)) != (rows, rows - 1):
+            return router.name, f"{mlp} has {len(numbers)} of {rows} experts"
+    return None
 
 
 def expert_config(args: Mapping[str, Any]) -> dict[str, Any]:

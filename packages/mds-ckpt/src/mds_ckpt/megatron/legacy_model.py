@@ -11,8 +11,9 @@ from mds_ckpt.checkpoint import Checkpoint, LazyTensor
 from mds_ckpt.errors import RejectedError
 from mds_ckpt.manifest import ModelRecord
 from mds_ckpt.megatron.deepspeed_folder import Listing, step_of
+from mds_ckpt.megatron.expert_args import missing_experts
 from mds_ckpt.megatron.legacy_args import heads_of, is_gated, model_config, plain, weight_dtype
-from mds_ckpt.megatron.naming import Named, canonical_name, expert_of
+from mds_ckpt.megatron.naming import Named, canonical_name
 from mds_ckpt.megatron.random_state import RandomState
 from mds_ckpt.megatron.reshard import ModelFacts
 from mds_ckpt.pickles.archive import TorchFile
@@ -275,20 +276,9 @@ class ModelReading:
             )
 
     def _check_experts(self, weights: Mapping[str, LazyTensor]) -> None:
-        """A router has a row for each expert of its layer; all of them must be there."""
-        found: dict[str, set[int]] = {}
-        for name in weights:
-            if (number := expert_of(name)) is not None:
-                found.setdefault(name.split(".experts.")[0], set()).add(number)
-        for mlp, numbers in found.items():
-            router = weights.get(f"{mlp}.router.weight")
-            if router is not None and numbers != set(range(router.shape[0])):
-                raise RejectedError(
-                    self.path,
-                    f"{mlp} has {len(numbers)} of {router.shape[0]} experts",
-                    remedy="copy the files of all experts here (layer_*_expert_*)",
-                    tensor=router.name,
-                )
+        if (missing := missing_experts(weights)) is not None:
+            remedy = "copy the files of all experts here (layer_*_expert_*)"
+            raise RejectedError(self.path, missing[1], remedy=remedy, tensor=missing[0])
 
     def _counters(self, step: int | None) -> dict[str, int]:
         state, args = self.state, self.args

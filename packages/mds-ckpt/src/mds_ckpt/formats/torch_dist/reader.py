@@ -19,6 +19,7 @@ from mds_ckpt.formats.torch_dist.naming import key_of
 from mds_ckpt.formats.torch_dist.record import RecordSource, read_object
 from mds_ckpt.manifest import ModelRecord
 from mds_ckpt.megatron.assemble import model_order
+from mds_ckpt.megatron.expert_args import missing_experts
 from mds_ckpt.megatron.legacy_args import plain
 from mds_ckpt.megatron.legacy_model import args_of
 from mds_ckpt.pickles.archive import open_torch_file
@@ -296,6 +297,8 @@ class _Reader:
                 stack, _, number, rest = name.split(".", 3)
                 layers.setdefault(int(number), set()).add(rest)
         everything = set().union(*layers.values())
+        if (missing_one := missing_experts(weights)) is not None:
+            raise self._refused(missing_one[1], missing_one[0])
         count = max(layers) + 1
         if len(layers) < count:
             gap = next(number for number in range(count) if number not in layers)
