@@ -28,7 +28,10 @@ from mds_ckpt.formats import open_checkpoint
 from mds_ckpt.scan import scan_path
 
 EXAMPLES = int(os.environ.get("MDS_FUZZ", "0")) or 15
-FORMATS = ("deepspeed", "stage3", "universal", "megatron", "torch_dist", "mds", "hf")
+FORMATS = (
+    *("deepspeed", "stage3", "universal", "megatron", "torch_dist", "mds", "hf"),
+    *("experts", "core_experts"),
+)
 NUMBERS = (0, 1, 2, 3, 255, 65535, 1 << 31, (1 << 32) - 1, 1 << 40, (1 << 63) - 1)
 WORDS = ("", "..", "/etc/passwd", "data.pkl", "os", "system", "\x00", "é" * 40, "weight", "F32")
 
@@ -49,6 +52,10 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     record = model("llama", num_layers=1, vocab_size=5)
     save(root / "mds", record, arrays(record))
     convert(root / "mds", root / "hf", to="hf")
+    record = model("mixtral", vocab_size=5, num_experts=2)
+    save(root / "mixtral", record, arrays(record))
+    convert(root / "mixtral", root / "experts", to="deepspeed", pp=2)
+    convert(root / "mixtral", root / "core_experts", to="mcore")
     return root
 
 
