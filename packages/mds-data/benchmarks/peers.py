@@ -312,7 +312,7 @@ def compare_batches(corpus: Corpus, *, workers: int, rounds: int) -> None:
             for _ in islice(batches, 20):
                 pass
             start, count = time.perf_counter(), 0
-            for _ in islice(batches, 150):
+            for _ in islice(batches, 800):  # far more than any loader reads ahead
                 count += 1
             rates[name].append((time.perf_counter() - start) / count * 1e6)
             del batches
