@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mds_ckpt import Checkpoint, KeySource, commit, open_checkpoint
-from mds_ckpt.adapter import CONFIG_NAME, Factors, with_factors
+from mds_ckpt.adapter import CONFIG_NAME, Factors, with_adapter, with_factors
 from mds_ckpt.companions import read_json
 from mds_train.errors import InputError
 
@@ -64,11 +64,7 @@ def open_model(
     checkpoint = open_checkpoint(found, key=key)
     if lora_of(checkpoint):
         checkpoint = _with_own_adapters(checkpoint)
-    if adapter is None:
-        return checkpoint
-    from mds_ckpt.adapter import with_adapter
-
-    return with_adapter(checkpoint, adapter)
+    return checkpoint if adapter is None else with_adapter(checkpoint, adapter)
 
 
 def lora_of(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
