@@ -94,6 +94,8 @@ def _check_finite(root: Any, limits: PickleLimits) -> None:
             raise PickleError("a value contains itself")
         elif id(value) not in measured:
             open_ids.add(id(value))
+            if len(open_ids) > limits.depth:  # they are the value's own containers
+                raise PickleError(f"containers are nested more than {limits.depth} deep")
             pending.append((value, True))
             pending.extend((child, False) for child in _children(value))
 
