@@ -1,7 +1,7 @@
 """linear_cross_entropy at three sizes beside whole logits, torch's chunked op and other libraries.
 
     python benchmarks/linear_cross_entropy.py [--largest] [--repeats N] [--threads N]
-        [--dtype float32] [--peers Liger Megatron]
+        [--dtype float32] [--peers Liger Megatron] [--cpu-time]
 
 Peers (pip install megatron-core, liger-kernel with triton) are measured where they are installed.
 
@@ -10,6 +10,7 @@ Prints one Markdown table: medians of alternating runs, as ratios to ours, and p
 
 import argparse
 import platform
+import time
 from dataclasses import replace
 
 import torch
@@ -33,7 +34,9 @@ def main():
     parser.add_argument("--dtype", nargs="*", default=["float32", "bfloat16"])
     parser.add_argument("--peers", nargs="*", choices=("Liger", "Megatron"), default=["Megatron"])
     parser.add_argument("--no-torch", action="store_true", help="leave out torch's, which is slow")
+    parser.add_argument("--cpu-time", action="store_true", help="for a machine that is not quiet")
     arguments = parser.parse_args()
+    clock = time.process_time if arguments.cpu_time else time.perf_counter
     contestants = {**CONTESTANTS, **installed(arguments.peers)}
     if arguments.no_torch:
         contestants.pop("torch, chunked", None)
@@ -46,7 +49,10 @@ def main():
     for size in (LARGEST,) if arguments.largest else SIZES:
         for dtype in arguments.dtype:
             workload = replace(size, dtype=dtype, threads=arguments.threads)
-            show(bench(workload, repeats=arguments.repeats, contestants=contestants), workload)
+            figures = bench(
+                workload, repeats=arguments.repeats, contestants=contestants, clock=clock
+            )
+            show(figures, workload)
 
 
 def show(figures, workload):
