@@ -30,6 +30,8 @@ CELLS = always(
         ("translation", Layout(4, 1, 1, pp_size=2, split_rank=1)),
         ("translation", Layout(3, 1, 0, pp_size=3, split_rank=2)),
         ("t5", Layout(2, 2, 2, sequence_parallel=True)),
+        ("bert", Layout(2, 2, 1, sequence_parallel=True)),
+        ("bert", Layout(4, 2, 0, "bf16", pp_size=2, sequence_parallel=True)),
         *(
             (kind, Layout(ranks, tp_size, stage, precision))
             for kind in MODELS

@@ -86,10 +86,7 @@ def pipelines_of(layout: str) -> dict[str, PipelineCell]:
                     continue
                 if sizes.ulysses_size > 1 and model in ("bert", "t5"):
                     continue
-                execution = replace(base, **options)
-                if model == "bert":
-                    execution = replace(execution, sequence_parallel=False)
-                cell = Cell(config=config, execution=execution)
+                cell = Cell(config=config, execution=replace(base, **options))
                 found[f"{schedule}/{model}/{policy}"] = PipelineCell(
                     cell=cell,
                     schedule=schedule,

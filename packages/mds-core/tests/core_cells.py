@@ -11,9 +11,9 @@ import torch.distributed as dist
 from mds_core import collectives
 from mds_core.bert_config import BertConfig
 from mds_core.config import Execution, GPTConfig
+from mds_core.config.adapters import AdapterConfig
 from mds_core.groups import Layout, ProcessGroups
 from mds_core.init import normal
-from mds_core.layers.lora import AdapterConfig
 from mds_core.models import GPT, T5, Bert, add_adapters
 from mds_core.rng import DropoutKey
 from mds_core.sharding import cut, merge
@@ -211,6 +211,11 @@ CELLS = {
     "bert-post-norm-dropout-full": Cell(
         config=replace(BERT, residual_post_layernorm=True, **DROPPING),
         execution=Execution(recompute="full"),
+    ),
+    "bert-sequence-parallel-dropout": Cell(
+        config=replace(BERT, embedding_norm=True, **DROPPING),
+        execution=Execution(sequence_parallel=True),
+        steps=1,
     ),
     "t5": Cell(config=T5_SHAPE, steps=1),
     "t5-sequence-parallel-dropout-full": Cell(

@@ -103,6 +103,9 @@ PP4 = {
 }
 """The decoder begins on a rank that has no head."""
 TP2 = {
+    "tp2-bert-1f1b": PipelineCell(
+        cell=Cell(config=DEEP_BERT, execution=Execution(sequence_parallel=True)), lengths=ONCE
+    ),
     "tp2-t5-zb-h1-lazy": PipelineCell(
         cell=Cell(config=DEEP_T5, execution=Execution(sequence_parallel=True)),
         schedule="zb-h1-lazy",

@@ -131,11 +131,6 @@ def test_a_whole_model_on_stages_and_a_stage_without_a_head_are_refused() -> Non
         stage.loss(torch.zeros(1, 4, 32), torch.zeros(1, 4, dtype=torch.int64))
 
 
-def test_sequence_parallelism_is_refused() -> None:
-    with pytest.raises(ValueError, match="sequence_parallel is not available for a BERT"):
-        Bert(BERT, SINGLE, execution=Execution(sequence_parallel=True))
-
-
 def test_more_tokens_than_positions_are_refused() -> None:
     with pytest.raises(ValueError, match="position 16 has no vector"):
         build()(tokens(length=17))

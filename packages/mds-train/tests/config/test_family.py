@@ -34,7 +34,6 @@ from mds_train.config import ModelConfig
         ),
         (T5, {"parallel": {"ulysses_size": 2}}, "parallel.ulysses_size is 2, but a t5"),
         (T5, {"memory": {"sequence_chunk": 8}}, "only a gpt cuts its sequences"),
-        (BERT, {"parallel": {"tp_size": 2, "sequence_parallel": True}}, "need them whole"),
         (
             T5,
             {

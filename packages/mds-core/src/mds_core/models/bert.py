@@ -7,7 +7,7 @@ What is notable here:
 - padding is hidden from all other tokens.
 
 Shapes: ``b`` micro batch, ``s`` sequence, ``h`` hidden, ``v`` vocabulary, ``t`` tensor-parallel
-size.
+size. With sequence parallelism the residual stream holds a ``t``-th of the positions.
 """
 
 from __future__ import annotations
@@ -19,19 +19,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mds_core.bert_config import BertConfig
-from mds_core.collectives import copy, gather
+from mds_core.collectives import copy, gather, gather_partial
 from mds_core.config import Execution
-from mds_core.groups import ProcessGroups, group_size
+from mds_core.groups import ProcessGroups
 from mds_core.layers.attention import Context
-from mds_core.layers.embedding import (
-    PositionEmbedding,
-    VocabParallelBias,
-    VocabParallelEmbedding,
-    check_positions,
-)
+from mds_core.layers.embedding import VocabParallelBias, check_positions
 from mds_core.layers.linear import ReplicatedLinear
-from mds_core.layers.mlp import ACTIVATIONS
-from mds_core.models.block import Build, Stack, active_key, drop
+from mds_core.models.bert_embedding import BertEmbedding
+from mds_core.models.bert_heads import Pooler, WordTransform
+from mds_core.models.block import Build, Stack, active_key
+from mds_core.models.sequence import SequenceShare
 from mds_core.models.staged import check_divided, headless
 from mds_core.parameter import initialize, parameter_shards
 from mds_core.partition import Stage
@@ -62,83 +59,6 @@ class BertLoss(NamedTuple):
     """Scalar, the sum of the binary head's losses, differentiable; None without its labels."""
 
 
-class Embedding(nn.Module):
-    """The sum of token, position and token type vectors.
-
-    Args:
-        build: What every part of the model is built from.
-        num_token_types: Kinds of segments.
-        table_only: Only hold the table that the words' head on another stage uses.
-    """
-
-    def __init__(self, build: Build, *, num_token_types: int, table_only: bool) -> None:
-        super().__init__()
-        config = build.config
-        self.probability = config.hidden_dropout
-        self.word_embeddings = VocabParallelEmbedding(
-            config.vocab_size,
-            config.hidden_size,
-            padded_size=config.padded_vocab_size(group_size(build.tp)),
-            tp=build.tp,
-            std=config.init_std,
-            dtype=build.dtype,
-            device=build.device,
-        )
-        self.position_embeddings = self.tokentype_embeddings = self.layernorm = None
-        if table_only:
-            return
-        self.position_embeddings, self.tokentype_embeddings = (
-            PositionEmbedding(
-                count,
-                config.hidden_size,
-                std=config.init_std,
-                partial_over=None,
-                dtype=build.dtype,
-                device=build.device,
-            )
-            for count in (config.max_position_embeddings, num_token_types)
-        )
-        self.layernorm = build.norm() if config.embedding_norm else None
-
-    def forward(self, tokens: Tensor, token_types: Tensor, context: Context) -> Tensor:
-        """Map tokens and their types, each [b, s], to [b, s, h]."""
-        assert self.position_embeddings is not None, "only the first stage embeds"
-        assert self.tokentype_embeddings is not None, "only the first stage embeds"
-        words: Tensor = self.word_embeddings(tokens)
-        if self.layernorm is not None:
-            words = self.layernorm(words)
-        positions = torch.arange(tokens.size(1), device=tokens.device)[None]
-        hidden = words + self.position_embeddings(positions)
-        hidden = hidden + self.tokentype_embeddings(token_types)
-        return drop(hidden, context, layer=0, site="embedding", probability=self.probability)
-
-
-class Pooler(nn.Module):
-    """Make one vector of a sample from its first token."""
-
-    def __init__(self, build: Build) -> None:
-        super().__init__()
-        self.dense = _square(build)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Map [b, s, h] to [b, h]."""
-        return self.dense(hidden[:, 0]).tanh()  # type: ignore[no-any-return]
-
-
-class WordTransform(nn.Module):
-    """What stands between the encoder and the product with the words' vectors."""
-
-    def __init__(self, build: Build) -> None:
-        super().__init__()
-        self.activation = ACTIVATIONS[build.config.activation]
-        self.dense = _square(build)
-        self.layer_norm = build.norm()
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Map [b, s, h] to [b, s, h]."""
-        return self.layer_norm(self.activation(self.dense(hidden)))  # type: ignore[no-any-return]
-
-
 class Bert(nn.Module):
     """An encoder on this rank's share of a layout.
 
@@ -148,7 +68,7 @@ class Bert(nn.Module):
         seed: From which the start values follow, together with the parameters' names.
         dtype: Of the parameters.
         device: Of the parameters; on ``"meta"`` nothing is allocated or initialised.
-        execution: How to compute; without sequence parallelism.
+        execution: How to compute.
         stage: The part to build; all of it if None. `mds_core.pipeline` connects the parts.
 
     Raises:
@@ -171,14 +91,16 @@ class Bert(nn.Module):
         execution.check(config)
         execution.check_short("BERT")
         config.check_tp(groups.tp_size)
-        _check_layout(groups, execution)
+        _check_layout(groups)
         self.config, self.groups, self.seed, self.dtype = config, groups, seed, dtype
         check_divided(stage, groups, kind="Bert")
         self.stage = stage or Stage.whole(config.num_layers)
+        self.sequence_parallel = execution.sequence_parallel and groups.tp is not None
+        self.share = SequenceShare(groups, ring=False, sequence_parallel=self.sequence_parallel)
         build = Build(config, groups, execution, dtype, device)
         self.embedding = None
         if self.stage.first or self.stage.last:
-            self.embedding = Embedding(
+            self.embedding = BertEmbedding(
                 build,
                 num_token_types=config.num_token_types,
                 table_only=not self.stage.first,
@@ -299,8 +221,8 @@ class Bert(nn.Module):
 
     @property
     def sequence_shares(self) -> int:
-        """Ranks over which the positions of the residual stream are split: it is whole."""
-        return 1
+        """Ranks over which the positions of the residual stream are split."""
+        return self.share.shares
 
     def pooled(
         self,
@@ -331,23 +253,28 @@ class Bert(nn.Module):
     def _context(
         self, x: Tensor, padding_mask: Tensor | None, dropout_key: DropoutKey | None
     ) -> Context:
-        length, seen = x.size(1), padding_mask
+        length = x.size(1) * (1 if self.stage.first else self.sequence_shares)
+        seen = padding_mask
         check_positions(length, limit=self.config.max_position_embeddings)
         if seen is None:
-            seen = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+            seen = torch.ones(x.size(0), length, dtype=torch.bool, device=x.device)
         return Context(
             rotation=None,
             mask=seen.bool()[:, None, None, :].expand(-1, 1, length, -1),
             dropout=active_key(dropout_key, config=self.config, training=self.training),
             cache=None,
-            rows=(range(length),),
+            rows=self.share.rows(length),
         )
 
     def _word_scores(self, hidden: Tensor) -> Tensor:
         """This rank's columns [b, s, v / t] of the words' scores."""
         if self.embedding is None or self.lm_head is None or self.output_layer is None:
             raise headless(self.stage)
-        transformed = copy(self.lm_head(hidden), group=self.groups.tp)
+        transformed = self.lm_head(hidden)
+        if self.sequence_parallel:
+            transformed = gather_partial(transformed, group=self.groups.tp, dim=1)
+        else:
+            transformed = copy(transformed, group=self.groups.tp)
         return F.linear(transformed, self.embedding.word_embeddings.weight, self.output_layer.bias)
 
     def _binary_scores(self, hidden: Tensor) -> Tensor | None:
@@ -367,19 +294,9 @@ class Bert(nn.Module):
         return losses.view_as(labels)
 
 
-def _check_layout(groups: ProcessGroups, execution: Execution) -> None:
+def _check_layout(groups: ProcessGroups) -> None:
     if groups.ulysses_size > 1:
         raise ValueError(
             f"ulysses_size is {groups.ulysses_size}, but a BERT splits over tp_size, pp_size and "
             f"dp_size only; set ulysses_size=1."
         )
-    if execution.sequence_parallel:
-        raise ValueError(
-            "sequence_parallel is not available for a BERT, whose heads need whole sequences; "
-            "switch it off."
-        )
-
-
-def _square(build: Build) -> ReplicatedLinear:
-    size, std = build.config.hidden_size, build.config.init_std
-    return ReplicatedLinear(size, size, std=std, dtype=build.dtype, device=build.device)

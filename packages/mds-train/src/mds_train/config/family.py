@@ -111,11 +111,6 @@ def check_family_layout(model: ModelConfig, data: DataConfig, parallel: Parallel
         )
     if not parallel.sequence_parallel:
         return
-    if family == "bert":
-        raise ValueError(
-            "parallel.sequence_parallel splits sequences, but the heads of a bert (model.family) "
-            "need them whole; leave it out."
-        )
     length = data.decoder_seq_length or parallel.tp_size
     if length % parallel.tp_size:
         raise ValueError(
