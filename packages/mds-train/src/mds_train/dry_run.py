@@ -91,6 +91,7 @@ def _memory_rows(config: TrainConfig, *, world_size: int) -> list[tuple[str, str
         ("optimizer", _size(memory.optimizer)),
         ("activations", _size(memory.activations)),
         ("head", f"about {_size(memory.head)}"),
+        ("buffers of ZeRO", f"about {_size(memory.buffers)}"),
         ("memory of a rank", f"about {_size(memory.total)}"),
     ]
 

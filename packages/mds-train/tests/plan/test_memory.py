@@ -9,18 +9,18 @@ import pytest
 from shell_cases import tiny_config
 
 from mds_core import ProcessGroups
-from mds_core.layers.lora import AdapterConfig
+from mds_core.config.adapters import AdapterConfig
 from mds_core.models import GPT, add_adapters
 from mds_train.config import LoraConfig, MemoryConfig, ParallelConfig
 from mds_train.plan.memory import plan_memory
 
 
 @pytest.mark.parametrize(
-    ("stage", "weights", "gradients", "optimizer"),
-    [(0, 4, 4, 8), (1, 4, 4, 12 / 2), (2, 4, 4 / 2, 12 / 2), (3, 4 / 2, 4 / 2, 12 / 2)],
+    ("stage", "weights", "gradients", "optimizer", "buffers"),
+    [(0, 4, 4, 8, 0), (1, 4, 4, 6, 0), (2, 4, 4 / 2, 6, 0), (3, 4 / 2, 4 / 2, 6, 8)],
 )
 def test_zero_divides_what_it_says_by_the_replicas(
-    stage: int, weights: float, gradients: float, optimizer: float
+    stage: int, weights: float, gradients: float, optimizer: float, buffers: int
 ) -> None:
     config = replace(tiny_config(Path("run")), parallel=ParallelConfig(zero_stage=stage))
     count = config.model.num_params()
@@ -30,9 +30,9 @@ def test_zero_divides_what_it_says_by_the_replicas(
     assert memory.weights == pytest.approx(weights * count, abs=16)
     assert memory.gradients == pytest.approx(gradients * count, abs=16)
     assert memory.optimizer == pytest.approx(optimizer * count, abs=16)
-    assert memory.total == (
-        memory.weights + memory.gradients + memory.optimizer + memory.activations + memory.head
-    )
+    assert memory.buffers == pytest.approx(buffers * count, abs=16)
+    states = memory.weights + memory.gradients + memory.optimizer
+    assert memory.total == states + memory.activations + memory.head + memory.buffers
 
 
 def test_what_lies_in_the_hosts_memory_is_not_counted() -> None:

@@ -179,7 +179,8 @@ def _show_memory(
     table.add_column("GB of the fullest rank")
     for stage in plans:
         table.add_column(f"ZeRO {stage}" + " *" * (stage == chosen), justify="right")
-    for part in ("weights", "gradients", "optimizer", "activations", "head", "total"):
+    parts = ("weights", "gradients", "optimizer", "activations", "head", "buffers", "total")
+    for part in parts:
         sizes = [getattr(plan, part) / 1e9 for plan in plans.values()]
         table.add_row(part, *(f"{size:,.1f}" for size in sizes))
     shares = [plan.total / machine.gigabytes / 1e7 for plan in plans.values()]

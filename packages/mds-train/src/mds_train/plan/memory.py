@@ -16,6 +16,8 @@ from mds_train.plan.activations import LayerCounter
 __all__ = ["MemoryPlan", "memory_by_stage", "plan_memory"]
 
 _FP32, _HALF = 4, 2
+_MOST_GATHERED, _MOST_WAITING = 1_000_000_000, 500_000_000
+"""Parameters: DeepSpeed's stage3_max_live_parameters and reduce_bucket_size."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,11 +31,14 @@ class MemoryPlan:
     """Kept for the backward pass, of all micro batches under way."""
     head: int
     """Embedding output, and a chunk of logits with its gradient."""
+    buffers: int = 0
+    """What ZeRO 3 has whole for a while: weights gathered, gradients to be sent."""
 
     @property
     def total(self) -> int:
         """All parts, without what the allocator and libraries hold besides."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.head
+        states = self.weights + self.gradients + self.optimizer
+        return states + self.activations + self.head + self.buffers
 
 
 def plan_memory(
@@ -46,13 +51,15 @@ def plan_memory(
         world_size: Number of ranks.
         count_layer: One that many plans share, so that a layer is counted once.
     """
-    weights, gradients, optimizer = _states(config, world_size=world_size)
+    counts = _counts(config, world_size=world_size)
+    weights, gradients, optimizer = _states(config, counts)
     return MemoryPlan(
         weights=weights,
         gradients=gradients,
         optimizer=optimizer,
         activations=_activations(config, count_layer or LayerCounter(), world_size=world_size),
         head=_head(config),
+        buffers=_buffers(config, counts),
     )
 
 
@@ -72,31 +79,70 @@ def memory_by_stage(config: TrainConfig, *, world_size: int) -> dict[int, Memory
     }
 
 
-def _states(config: TrainConfig, *, world_size: int) -> tuple[int, int, int]:
-    """Bytes of weights, gradients and optimizer (masters, where there are any, and two moments)."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Counts:
+    """Parameters of one rank."""
+
+    held: int
+    """That it computes with."""
+    share: int
+    """Of these what ZeRO 3 leaves it to keep."""
+    trained: int
+    trained_share: int
+    sharers: int
+    """Ranks over which ZeRO shares out."""
+
+
+def _counts(config: TrainConfig, *, world_size: int) -> _Counts:
     parallel = config.parallel
-    sharers, stage = parallel.dp_size(world_size) * parallel.ulysses_size, parallel.zero_stage
+    sharers = parallel.dp_size(world_size) * parallel.ulysses_size
     whole = -(-_parameters_of_stages(config) // parallel.tp_size)
     experts = -(-_experts_of_stages(config) // parallel.tp_size)
     # Ranks that share out the experts hold a part of them each, which fewer others hold too.
-    parameters = whole - experts + -(-experts // parallel.ep_size)
-    shared = -(-whole // sharers)
+    held = whole - experts + -(-experts // parallel.ep_size)
+    share = -(-whole // sharers)
+    trained, trained_share = held, share
+    if config.lora.rank:  # the weights rest; gradients and optimizer are the adapters'
+        numbers = sum(math.prod(shape) for shape in global_shapes(config).values())
+        trained = -(-numbers // parallel.tp_size)
+        trained_share = -(-trained // sharers)
+    return _Counts(
+        held=held, share=share, trained=trained, trained_share=trained_share, sharers=sharers
+    )
+
+
+def _states(config: TrainConfig, counts: _Counts) -> tuple[int, int, int]:
+    """Bytes of weights, gradients and optimizer (masters, where there are any, and two moments)."""
+    stage, memory = config.parallel.zero_stage, config.memory
     low = config.train.precision != "fp32"
+    value = _HALF if low else _FP32
     # ZeRO keeps its own flat fp32 copy of what it updates, also when the weights are fp32.
     masters = _FP32 if low or stage else 0
-    memory, weights = config.memory, (_HALF if low else _FP32) * parameters
+    weights = value * counts.held
     if stage == 3:
-        weights = (_HALF if low else _FP32) * shared * (memory.offload_parameters == "none")
+        weights = value * counts.share * (memory.offload_parameters == "none")
     on_host = memory.offload_ratio * (memory.offload_optimizer != "none")
-    if config.lora.rank:  # the weights rest; gradients and optimizer are the adapters'
-        trained = sum(math.prod(shape) for shape in global_shapes(config).values())
-        parameters = -(-trained // parallel.tp_size)
-        shared = -(-parameters // sharers)
     return (
         weights,
-        _FP32 * (shared if stage >= 2 else parameters),
-        round((1 - on_host) * (masters + 2 * _FP32) * (shared if stage else parameters)),
+        _FP32 * (counts.trained_share if stage >= 2 else counts.trained),
+        round(
+            (1 - on_host)
+            * (masters + 2 * _FP32)
+            * (counts.trained_share if stage else counts.trained)
+        ),
     )
+
+
+def _buffers(config: TrainConfig, counts: _Counts) -> int:
+    """Weights that ZeRO 3 keeps gathered, and whole gradients that wait to be sent.
+
+    DeepSpeed lets go of them when there are more than these numbers, its defaults.
+    """
+    if config.parallel.zero_stage < 3:
+        return 0
+    value = _FP32 if config.train.precision == "fp32" else _HALF
+    waiting = min(counts.trained, _MOST_WAITING) if counts.sharers > 1 else 0
+    return value * (min(counts.held, _MOST_GATHERED) + waiting)
 
 
 def _experts_of_stages(config: TrainConfig) -> int:
