@@ -255,7 +255,8 @@ def _write_adapter(job: _Job) -> None:
     except InputError as error:
         logger.warning("%s", error)
     else:
-        job.console.print(f"The adapters, for the peft library: {folder}", markup=False)
+        sentence = f"The adapters, for the peft library: {folder}"
+        job.console.print(sentence, markup=False, soft_wrap=True)
 
 
 def _device_name(device: torch.device) -> str:

@@ -97,7 +97,8 @@ def run(options: argparse.Namespace, environment: Environment, console: Console)
                 limit_concurrency=options.max_waiting + options.slots + 64,
             )
         )
-        console.print(_greeting(service.name, listener, token=protection.token), markup=False)
+        greeting = _greeting(service.name, listener, token=protection.token)
+        console.print(greeting, markup=False, soft_wrap=True)
         with _quiet_end():
             server.run(sockets=[listener])
     console.print("The server has ended.")
