@@ -82,8 +82,8 @@ def finetune(
     if options.merge and environment.rank == 0:
         from mds_train.finetune.adapter import merge_adapter
 
-        merged = merge_adapter(options.output)
-        console.print(f"The merged model: {merged}", markup=False, soft_wrap=True)
+        whole = merge_adapter(options.output)
+        console.print(f"The merged model: {whole}", markup=False, soft_wrap=True)
     return ExitCode.DONE
 
 
