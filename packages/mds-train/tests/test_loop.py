@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 from engine_cases import checkpoint_differences, make_store, run_here, tiny_config
 
 from mds_ckpt import commit, open_checkpoint
@@ -18,13 +16,6 @@ from mds_train import TrainConfig
 from mds_train.events import StepReport
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_process() -> Iterator[None]:
-    """The first run starts torch.distributed and leaves it for the next ones."""
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from engine_cases import MODEL, checkpoint_differences, make_store, run_here, tiny_config
 from torch.nn import functional as F
 
@@ -28,13 +26,6 @@ pytestmark = pytest.mark.timeout(120)
 STUDENT = replace(MODEL, hidden_dropout=0.0, attention_dropout=0.0)
 TEACHER = replace(STUDENT, num_layers=1, hidden_size=48, num_attention_heads=2)
 ALPHA, BETA, TEMPERATURE = 0.6, 0.8, 1.7
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_process() -> Iterator[None]:
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch.distributed as dist
 from engine_cases import VOCABULARY, checkpoint_differences, run_here, tiny_config
 
 from mds_data import write_store
@@ -18,12 +16,6 @@ from mds_train import TrainConfig
 from mds_train.config import DataConfig
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_process() -> Iterator[None]:
-    yield
-    dist.destroy_process_group()
 
 
 def config_in(folder: Path, name: str, **changes: dict[str, Any]) -> TrainConfig:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from engine_cases import (
     MODEL,
     VOCABULARY,
@@ -43,13 +41,6 @@ SHAPE = replace(
     attention_dropout=0.0,
 )
 LORA = LoraConfig(rank=4, alpha=8.0, dropout=0.1)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_process() -> Iterator[None]:
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,11 @@ from __future__ import annotations
 import errno
 import shutil
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 from engine_cases import Recorder, checkpoint_differences, make_store, run_here, tiny_config
 
 from mds_ckpt import commit
@@ -20,13 +18,6 @@ from mds_train.events import StepReport
 from mds_train.save import write_snapshot
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_process() -> Iterator[None]:
-    """The first run starts torch.distributed and leaves it for the next ones."""
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

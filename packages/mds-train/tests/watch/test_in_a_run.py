@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 from engine_cases import make_store, run_here, tiny_config
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_process() -> Iterator[None]:
-    yield
-    dist.destroy_process_group()
 
 
 def test_steps_are_timed_by_part_and_profiled_when_asked(tmp_path: Path) -> None:

@@ -8,9 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mds_core.groups import group_size
 from mds_core.layers.attention import Context
-from mds_core.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from mds_core.models.block import Build, drop
 
 __all__ = ["BertEmbedding"]
@@ -29,28 +27,12 @@ class BertEmbedding(nn.Module):
         super().__init__()
         config = build.config
         self.probability = config.hidden_dropout
-        self.word_embeddings = VocabParallelEmbedding(
-            config.vocab_size,
-            config.hidden_size,
-            padded_size=config.padded_vocab_size(group_size(build.tp)),
-            tp=build.tp,
-            std=config.init_std,
-            sequence_parallel=build.execution.sequence_parallel,
-            dtype=build.dtype,
-            device=build.device,
-        )
+        self.word_embeddings = build.word_embeddings()
         self.position_embeddings = self.tokentype_embeddings = self.layernorm = None
         if table_only:
             return
         self.position_embeddings, self.tokentype_embeddings = (
-            PositionEmbedding(
-                count,
-                config.hidden_size,
-                std=config.init_std,
-                partial_over=build.tp if build.execution.sequence_parallel else None,
-                dtype=build.dtype,
-                device=build.device,
-            )
+            build.position_embeddings(count)
             for count in (config.max_position_embeddings, num_token_types)
         )
         self.layernorm = build.norm() if config.embedding_norm else None

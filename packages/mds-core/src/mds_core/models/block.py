@@ -15,7 +15,11 @@ from mds_core.config import Execution, GPTConfig
 from mds_core.groups import ProcessGroups, group_size
 from mds_core.layers.attention import Context, SelfAttention
 from mds_core.layers.cross_attention import CrossAttention
-from mds_core.layers.embedding import VocabParallelHead
+from mds_core.layers.embedding import (
+    PositionEmbedding,
+    VocabParallelEmbedding,
+    VocabParallelHead,
+)
 from mds_core.layers.mlp import MLP
 from mds_core.layers.moe import MoE
 from mds_core.layers.norm import Norm
@@ -46,6 +50,30 @@ class Build(NamedTuple):
             kind=self.config.normalization,
             epsilon=self.config.norm_epsilon,
             zero_centered=self.config.zero_centered_norm,
+            partial_over=self.tp if self.execution.sequence_parallel else None,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def word_embeddings(self) -> VocabParallelEmbedding:
+        """The table of the vocabulary, with which a model begins and a tied head ends."""
+        return VocabParallelEmbedding(
+            self.config.vocab_size,
+            self.config.hidden_size,
+            padded_size=self.config.padded_vocab_size(group_size(self.tp)),
+            tp=self.tp,
+            std=self.config.init_std,
+            sequence_parallel=self.execution.sequence_parallel,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def position_embeddings(self, count: int) -> PositionEmbedding:
+        """A vector for each of ``count`` positions, or of as many kinds of segments."""
+        return PositionEmbedding(
+            count,
+            self.config.hidden_size,
+            std=self.config.init_std,
             partial_over=self.tp if self.execution.sequence_parallel else None,
             dtype=self.dtype,
             device=self.device,

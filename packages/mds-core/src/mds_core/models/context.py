@@ -20,7 +20,7 @@ from mds_core.layers.tiles import Tiles, Visibility
 from mds_core.models.sequence import SequenceShare
 from mds_core.rng import DropoutKey
 
-__all__ = ["ContextMaker", "Sequences", "document_numbers"]
+__all__ = ["ContextMaker", "Sequences", "document_numbers", "numbered"]
 
 
 class Sequences(NamedTuple):
@@ -117,6 +117,17 @@ class ContextMaker(NamedTuple):
         share = heads // groups.tp_size // size
         first = (groups.tp_rank * size + place) * share
         return alibi_slopes(heads)[first : first + share]
+
+
+def numbered(
+    tokens: Tensor, position_ids: Tensor | None, cumulative_lengths: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Positions and documents of tokens [b, s]: from 0 on, and all one, where none are given."""
+    if position_ids is None:
+        position_ids = torch.arange(tokens.size(1), device=tokens.device)[None]
+    if cumulative_lengths is None:
+        return position_ids, None
+    return position_ids, document_numbers(cumulative_lengths, tokens=tokens)
 
 
 def document_numbers(cumulative_lengths: Tensor, *, tokens: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from mds_core.collectives import reduce
 from mds_core.config.distillation import Distillation
 from mds_core.layers.cache import KVCache, SlotRows
 from mds_core.layers.divergence import Prediction, linear_divergence
-from mds_core.models.context import document_numbers
+from mds_core.models.context import numbered
 from mds_core.models.gpt import GPT
 from mds_core.models.losses import GPTLoss
 from mds_core.rng import DropoutKey
@@ -94,11 +94,7 @@ class DistilledGPT(GPT):
                 cumulative_lengths=cumulative_lengths,
                 cache=cache,
             )
-        if position_ids is None:
-            position_ids = torch.arange(tokens.size(1), device=tokens.device)[None]
-        documents = None
-        if cumulative_lengths is not None:
-            documents = document_numbers(cumulative_lengths, tokens=tokens)
+        position_ids, documents = numbered(tokens, position_ids, cumulative_lengths)
         hidden, cost = self.forward_routed(
             tokens, position_ids=position_ids, dropout_key=dropout_key, documents=documents
         )

@@ -9,9 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mds_core.groups import group_size
 from mds_core.layers.attention import Context
-from mds_core.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from mds_core.models.block import Build, drop
 
 __all__ = ["Embedding"]
@@ -29,29 +27,13 @@ class Embedding(nn.Module):
         super().__init__()
         config = build.config
         self.probability = config.hidden_dropout
-        self.word_embeddings = VocabParallelEmbedding(
-            config.vocab_size,
-            config.hidden_size,
-            padded_size=config.padded_vocab_size(group_size(build.tp)),
-            tp=build.tp,
-            std=config.init_std,
-            sequence_parallel=build.execution.sequence_parallel,
-            dtype=build.dtype,
-            device=build.device,
-        )
+        self.word_embeddings = build.word_embeddings()
         self.layernorm = None
         if not table_only and config.embedding_norm:
             self.layernorm = build.norm()
         self.position_embeddings = None
         if not table_only and config.position_embedding == "learned":
-            self.position_embeddings = PositionEmbedding(
-                config.max_position_embeddings,
-                config.hidden_size,
-                std=config.init_std,
-                partial_over=build.tp if build.execution.sequence_parallel else None,
-                dtype=build.dtype,
-                device=build.device,
-            )
+            self.position_embeddings = build.position_embeddings(config.max_position_embeddings)
 
     def forward(
         self, tokens: Tensor, position_ids: Tensor, context: Context, *, layer: int = 0

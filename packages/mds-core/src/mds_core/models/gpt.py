@@ -32,7 +32,7 @@ from mds_core.layers.embedding import (
 )
 from mds_core.layers.lora import AdapterDropout
 from mds_core.models.block import Build, Stack, active_key
-from mds_core.models.context import ContextMaker, Sequences, document_numbers
+from mds_core.models.context import ContextMaker, Sequences, numbered
 from mds_core.models.embedding import Embedding
 from mds_core.models.losses import GPTLoss, RoutedLoss
 from mds_core.models.sequence import SequenceShare
@@ -43,7 +43,7 @@ from mds_core.rng import DropoutKey
 from mds_core.sharding import ParameterShard
 from mds_kernels import linear_cross_entropy
 
-__all__ = ["GPT", "GPTLoss", "RoutedLoss", "document_numbers"]
+__all__ = ["GPT", "GPTLoss", "RoutedLoss"]
 
 
 class _CacheOptions(TypedDict):
@@ -180,13 +180,9 @@ class GPT(nn.Module):
         Returns:
             A `GPTLoss`, or logits [b, s, v] of the true vocabulary on every rank.
         """
-        if position_ids is None:
-            position_ids = torch.arange(tokens.size(1), device=tokens.device)[None]
-            if cache is not None:
-                position_ids = cache.positions(tokens.size(1))
-        documents = None
-        if cumulative_lengths is not None:
-            documents = document_numbers(cumulative_lengths, tokens=tokens)
+        if position_ids is None and cache is not None:
+            position_ids = cache.positions(tokens.size(1))
+        position_ids, documents = numbered(tokens, position_ids, cumulative_lengths)
         hidden, cost = self.forward_routed(
             tokens,
             position_ids=position_ids,

@@ -163,6 +163,11 @@ def _add_decontaminate(commands: Commands) -> None:
         help="ignore sequences that more than N texts hold, such as a licence (GPT-3: 10); "
         "reads the input twice",
     )
+    _add_cutting(rules)
+
+
+def _add_cutting(rules: argparse._ArgumentGroup) -> None:
+    """What becomes of a text that shares a sequence."""
     rules.add_argument(
         "--action",
         choices=["drop", "cut"],

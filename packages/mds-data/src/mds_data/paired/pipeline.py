@@ -153,27 +153,10 @@ def write_parts(
                     )
                 )
         _check_not_empty(writer, source.names, log)
-        transform = {
-            "name": name,
-            "version": package_version(),
-            "arguments": {
-                **arguments,
-                "split": config.split,
-                "layout": config.layout,
-                "on_error": config.on_error,
-                "tokenizer": config.tokenizer.kind,
-                "redact": None if config.redact is None else dict(config.redact.described()),
-            },
-            "report": log.as_json(),
-        }
+        transform = _transform(name, config, arguments) | {"report": log.as_json()}
         if config.redact is not None:
             transform["redaction"] = redacted.as_json()
-        paths = [Path(record.path) for record in source.done]
-        config.sources.check_used(paths)
-        inputs = [
-            asdict(record) | config.sources.facts(path)
-            for record, path in zip(source.done, paths, strict=True)
-        ]
+        inputs = _input_facts(source.done, config)
         writer.commit(provenance={"inputs": inputs, "transforms": [transform]})
         report = PartsReport(
             output=config.output,
@@ -185,6 +168,29 @@ def write_parts(
         )
     settle_output(config.output, overwrite=config.overwrite)
     return report
+
+
+def _transform(name: str, config: PartsConfig, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What the manifest says of how the records became a store."""
+    settings = {
+        "split": config.split,
+        "layout": config.layout,
+        "on_error": config.on_error,
+        "tokenizer": config.tokenizer.kind,
+        "redact": None if config.redact is None else dict(config.redact.described()),
+    }
+    arguments = {**arguments, **settings}
+    return {"name": name, "version": package_version(), "arguments": arguments}
+
+
+def _input_facts(records: Sequence[InputRecord], config: PartsConfig) -> list[dict[str, Any]]:
+    """What the manifest says of each input, licences and terms included."""
+    paths = [Path(record.path) for record in records]
+    config.sources.check_used(paths)
+    return [
+        asdict(record) | config.sources.facts(path)
+        for record, path in zip(records, paths, strict=True)
+    ]
 
 
 def _make_encoder(
