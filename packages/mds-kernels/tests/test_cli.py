@@ -85,6 +85,19 @@ def test_verify_fails_on_a_wrong_op(capsys, monkeypatch):
     assert [row["passed"] for row in json.loads(capsys.readouterr().out)] == [False] * 4
 
 
+def test_verify_goes_on_behind_an_op_that_raises(capsys, monkeypatch):
+    def broken(**_):
+        raise RuntimeError("no kernel image\nfor this device")
+
+    check = cli.CASES[0]
+    monkeypatch.setattr(cli, "CASES", (replace(check, run=broken), check))
+
+    assert main(["verify"]) == 1
+    told = capsys.readouterr().out
+    assert told.count("RuntimeError: no kernel image ") == 4
+    assert "4 of 8 checks passed" in told
+
+
 def test_a_device_that_is_not_here_is_an_environment_error(capsys):
     if cli.torch.cuda.is_available():
         pytest.skip("there is a CUDA device")

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
@@ -15,7 +16,7 @@ from mds_kernels.bench import Figure, Workload, bench
 from mds_kernels.build.compiler import Build, BuildError, build
 from mds_kernels.build.recipe import DEFAULT_ARCHITECTURES, DEVICES, cache_folder, recipe_for
 from mds_kernels.build.resources import KernelUsage, beyond_limits
-from mds_kernels.check import Measurement, measure
+from mds_kernels.check import Check, Measurement, measure
 from mds_kernels.check_cases import CASES
 from mds_kernels.dispatch import usable_backends, why
 from mds_kernels.doctor import Diagnosis, diagnose
@@ -144,7 +145,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     start = time.perf_counter()
     kind = arguments.device.partition(":")[0]
     rows = [
-        measure(check, dtype=dtype, device=arguments.device, backend=backend)
+        _measured(check, dtype=dtype, device=arguments.device, backend=backend)
         for check in CASES
         if arguments.op in (None, check.op)
         for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -161,6 +162,22 @@ def _verify(arguments: argparse.Namespace) -> int:
         _write(_verify_text(rows))
         _write(f"{len(rows) - len(failed)} of {len(rows)} checks passed in {seconds:.0f} s")
     return _FOUND_A_DIFFERENCE if failed else 0
+
+
+def _measured(check: Check, *, dtype: torch.dtype, device: str, backend: str) -> Measurement:
+    """A row of the table, also for an op that raises: to find that is what the command is for."""
+    try:
+        return measure(check, dtype=dtype, device=device, backend=backend)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the table shows it and goes on
+        return Measurement(
+            op=check.op,
+            case=check.case,
+            dtype=str(dtype).removeprefix("torch."),
+            backend=backend,
+            tensor=f"{type(error).__name__}: {str(error).partition(chr(10))[0][:80]}",
+            error=math.inf,
+            allowed=0.0,
+        )
 
 
 def _build(arguments: argparse.Namespace) -> int:

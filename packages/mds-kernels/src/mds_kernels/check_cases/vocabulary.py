@@ -42,13 +42,13 @@ def _plain_linear(
 
 
 def _linear_inputs(
-    tokens: int = 37, scale: float = 1.0, *, weigh: bool = True
+    tokens: int = 37, scale: float = 1.0, *, words: int = 97, weigh: bool = True
 ) -> Callable[[Generator], Inputs]:
     def make(generator: Generator) -> Inputs:
         return {
             "hidden": normal(generator, tokens, 24, scale=scale),
-            "weight": normal(generator, 101, 24),
-            "labels": labels(generator, tokens, 97),
+            "weight": normal(generator, words + 4, 24),
+            "labels": labels(generator, tokens, words),
             "loss_weights": fixed(generator, tokens) if weigh else None,
         }
 
@@ -68,7 +68,9 @@ def _all_ignored(generator: Generator) -> Inputs:
     return {**inputs, "labels": torch.full((37,), -100)}
 
 
-def _linear(case: str, inputs: Callable[[Generator], Inputs], **options: Any) -> Check:
+def _linear(
+    case: str, inputs: Callable[[Generator], Inputs], *, words: int = 97, **options: Any
+) -> Check:
     plain_loss = case.startswith("huge logits")
     return Check(
         op="linear_cross_entropy",
@@ -78,9 +80,9 @@ def _linear(case: str, inputs: Callable[[Generator], Inputs], **options: Any) ->
         reference=linear_cross_entropy.linear_cross_entropy_reference,
         plain=_plain_linear,
         # The squared log-sum-exp of huge logits would drown the loss that the case is about.
-        arguments={"vocab_size": 97}
+        arguments={"vocab_size": words}
         if plain_loss
-        else {"vocab_size": 97, "label_smoothing": 0.1, "z_loss": 1e-3},
+        else {"vocab_size": words, "label_smoothing": 0.1, "z_loss": 1e-3},
         options={"chunk_size": 10, **options},
     )
 
@@ -101,6 +103,8 @@ def _cross(case: str, inputs: Callable[[Generator], Inputs], **arguments: Any) -
 CASES: tuple[Check, ...] = (
     _linear("odd sizes, padding", _linear_inputs()),
     _linear("recomputing", _linear_inputs(), recompute=True),
+    # So many that a CPU's cache holds fewer tokens' logits than a chunk has.
+    _linear("many words", _linear_inputs(19, words=60_000), words=60_000),
     _linear("strided", _strided_linear),
     _linear("no tokens", _linear_inputs(tokens=0)),
     _linear("all ignored", _all_ignored),
