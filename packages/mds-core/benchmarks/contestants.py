@@ -56,6 +56,12 @@ def mds_core(shape: Shape) -> tuple[nn.Module, Loss]:
     return model, lambda tokens, labels: model(tokens, labels).loss_sum / labels.numel()
 
 
+class _Linear(nn.Linear):
+    def forward(self, x: Tensor, dropping: None = None) -> Tensor:
+        del dropping  # of an adapter, which it has not
+        return super().forward(x)
+
+
 def mds_core_plain_linears(shape: Shape) -> tuple[nn.Module, Loss]:
     """Ours with torch's own linears and table in the place of the tensor-parallel ones."""
     from mds_core.layers import ColumnParallelLinear, RowParallelLinear
@@ -65,7 +71,7 @@ def mds_core_plain_linears(shape: Shape) -> tuple[nn.Module, Loss]:
         for name, child in list(parent.named_children()):
             if isinstance(child, ColumnParallelLinear | RowParallelLinear):
                 rows, columns = child.weight.shape
-                plain = nn.Linear(columns, rows, bias=child.bias is not None, device="meta")
+                plain = _Linear(columns, rows, bias=child.bias is not None, device="meta")
                 plain.weight, plain.bias = child.weight, child.bias
                 setattr(parent, name, plain)
     return model, loss
