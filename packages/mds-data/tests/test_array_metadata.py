@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 
 from mds_data.errors import ManifestError
-from mds_data.store.array_metadata import ArrayLayout, array_layout_from_json, metadata_json
+from mds_data.store.array_metadata import (
+    ArrayLayout,
+    array_layout_from_json,
+    layout_for_tokens,
+    metadata_json,
+)
 
 
 def layout(*, compressed=False):
@@ -24,6 +29,15 @@ def test_metadata_says_the_layout(compressed):
 
     assert array_layout_from_json(data, name="z") == given
     assert json.loads(data)["dimension_names"] == ["token"]
+
+
+@pytest.mark.parametrize("dtype", ["<u2", "<i4"])
+def test_what_a_first_touch_reads_of_a_hot_store_is_little(dtype):
+    hot = layout_for_tokens("hot", dtype=np.dtype(dtype))
+
+    assert hot.chunk_size <= 2**16 + 4
+    assert hot.chunk.bit_count() == 1  # or the fast reader could not mask
+    assert hot.index_size < hot.shard * hot.dtype.itemsize / 1000
 
 
 def alter(path, value):

@@ -90,10 +90,11 @@ def layout_for_tokens(
     """The sizes that this package writes for ``tokens``.
 
     A shard holds 33,554,432 tokens in the hot layout and 16,777,216 in the archive layout, whose
-    small chunks make a random read cheap and would need an index of 128 KiB otherwise.
+    small chunks make a random read cheap and would need an index of 128 KiB otherwise. A hot chunk
+    is read whole when it is first touched, so it is small; smaller ones would be joined too often.
     """
     hot = layout == "hot"
-    usual_chunk, usual_number = (65_536, 512) if hot else (4_096, 4_096)
+    usual_chunk, usual_number = (16_384, 2_048) if hot else (4_096, 4_096)
     chunk = usual_chunk if chunk is None else chunk
     number = usual_number if chunks_per_shard is None else chunks_per_shard
     if not 1 <= chunk * dtype.itemsize <= _LARGEST_CHUNK or not 1 <= number <= 2**20:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mds_data.errors import DamagedError, StoreError
-from mds_data.store.array_metadata import ArrayLayout, array_layout_from_json
+from mds_data.store.array_metadata import CHECKSUM_SIZE, ArrayLayout, array_layout_from_json
 from mds_data.store.folder import StoreFolder
 from mds_data.store.sealed_folder import SealedFolder
 from mds_data.store.shard import decode_chunk, decode_index, lies_in_order
@@ -71,12 +71,16 @@ class _MappedShard:
         self.index = decode_index(tail, layout=layout, file_size=size, used=used, name=self.name)
         self.in_order = lies_in_order(self.index, layout=layout, used=used)
 
-    def chunk(self, number: int) -> NDArray[np.uint8]:
-        """The bytes of an inner chunk, fetched in one go although the map is read at random."""
-        offset, length = self.index[number].tolist()
+    def fetch(self, number: int) -> None:
+        """Begin to read a whole inner chunk from the disk, although the map is read at random."""
         if hasattr(mmap, "MADV_WILLNEED"):
+            offset, length = self.index[number].tolist()
             start = offset // mmap.PAGESIZE * mmap.PAGESIZE
             self._map.madvise(mmap.MADV_WILLNEED, start, offset + length - start)
+
+    def chunk(self, number: int) -> NDArray[np.uint8]:
+        """The bytes of an inner chunk."""
+        offset, length = self.index[number].tolist()
         return self.bytes[offset : offset + length]
 
 
@@ -93,6 +97,9 @@ class _SealedShard:
             raise DamagedError(f"{self.name}: is too short to hold a shard index; it was cut")
         tail = bytes(self._file.read(size - layout.index_size, size))
         self.index = decode_index(tail, layout=layout, file_size=size, used=used, name=self.name)
+
+    def fetch(self, number: int) -> None:
+        """Nothing: `chunk` reads what it opens."""
 
     def chunk(self, number: int) -> NDArray[np.uint8]:
         """The bytes of an inner chunk, opened."""
@@ -138,12 +145,12 @@ def _fast_reader(
 
     def read(start: int, stop: int) -> NDArray[Any]:
         offset = start & mask
-        end = stop - start + offset
+        first = start - offset
+        end = stop - first
         try:
             if offset <= end <= chunk:
-                return views[start - offset][offset:end]
+                return views[first][offset:end]
             if chunk < end <= two_chunks:
-                first = start - offset
                 return join((views[first][offset:], views[first + chunk][: end - chunk]))
         except KeyError:
             pass
@@ -238,13 +245,14 @@ class ShardedArray:
     def _load(self, number: int) -> NDArray[Any]:
         shard_number, inner = divmod(number, self.layout.chunks_per_shard)
         shard = self._shard(shard_number)
-        data = shard.chunk(inner)
         checked = self._checked.get(shard_number)
         if checked is None:
             new = bytearray(self.layout.chunks_per_shard)
             checked = self._checked.setdefault(shard_number, new)
         if checked[inner] and not self._views_are_copies:
-            return data[:-4].view(self.layout.dtype)
+            return shard.chunk(inner)[:-CHECKSUM_SIZE].view(self.layout.dtype)
+        shard.fetch(inner)
+        data = shard.chunk(inner)
         name = f"{shard.name} chunk {inner}"
         authentic = isinstance(shard, _SealedShard)
         values = decode_chunk(data, layout=self.layout, name=name, authentic=authentic)

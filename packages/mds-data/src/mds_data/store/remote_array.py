@@ -114,7 +114,7 @@ class RemoteArray:
         chunk = self.layout.chunk
         first, last = start // chunk, (stop - 1) // chunk
         parts: list[NDArray[Any]] = []
-        step = max(1, min(self._most // 2, 64))
+        step = max(1, min(self._most // 2, _LARGEST_REQUEST // self.layout.chunk_size))
         self._own_process()
         with self._lock:
             ahead = self._ahead if first in {self._last, self._last + 1} else 0
