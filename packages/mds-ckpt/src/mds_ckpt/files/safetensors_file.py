@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from mds_ckpt.errors import RejectedError
+from mds_ckpt.files.file_digest import FileDigest
 from mds_ckpt.files.file_operations import REAL, FileOperations
 from mds_ckpt.files.regular_file import OpenFile, RegularFile
 from mds_ckpt.files.safetensors_header import (
@@ -197,7 +198,7 @@ class SafetensorsWriter:
         self.path = path
         self._specs = list(specs)
         self._operations = operations
-        self._digest = hashlib.sha256() if digests else None
+        self._digest = FileDigest() if digests else None
         self._checksums: dict[str, str] = {}
         self._crc = 0
         self._missing = 0
@@ -207,9 +208,10 @@ class SafetensorsWriter:
         self._file = operations.create_sized(path, size)
         self._writeback = Writeback(self._file)
         try:
-            self._put(memoryview(header))
+            with self._digesting(memoryview(header)):
+                self._put(memoryview(header))
         except BaseException:
-            self._file.close()
+            self._release()
             raise
         self._begin_next()
 
@@ -229,11 +231,14 @@ class SafetensorsWriter:
                 f"tensor '{name}' was declared as {spec.dtype} {list(spec.shape)} and "
                 f"{array.dtype} {list(array.shape)} was given"
             )
-        for part in little_endian_chunks(array):
-            self._put(part.data)
-            if self._digest is not None:
-                self._crc = crc32c(part, crc=self._crc)
-            self._missing -= part.size
+        data = little_endian_bytes(array)
+        with self._digesting(data.data):
+            for start in range(0, data.size, _CHUNK):
+                part = data[start : start + _CHUNK]
+                self._put(part.data)
+                if self._digest is not None:
+                    self._crc = crc32c(part, crc=self._crc)
+        self._missing -= data.size
         self._finish_if_complete()
 
     def _begin_next(self) -> None:
@@ -248,18 +253,26 @@ class SafetensorsWriter:
 
     def _put(self, data: memoryview) -> None:
         self._operations.write(self._file, data)
-        if self._digest is not None:
-            self._digest.update(data)
         self._size += len(data)
         self._writeback.wrote(len(data))
+
+    def _digesting(self, data: memoryview) -> AbstractContextManager[None]:
+        return nullcontext() if self._digest is None else self._digest.taking(data)
+
+    def _release(self) -> None:
+        self._file.close()
+        if self._digest is not None:
+            self._digest.close()
 
     def close(self) -> WrittenFile:
         """Force the file to the disk; ValueError if a declared tensor was not written whole."""
         if self._result is None:
-            with self._file:
+            try:
                 if self._specs:
                     raise ValueError(f"tensor '{self._specs[0].name}' was declared, not written")
                 self._operations.sync(self._file)
+            finally:
+                self._release()
             self._result = WrittenFile(
                 name=self.path.name,
                 size=self._size,
@@ -287,16 +300,12 @@ class SafetensorsWriter:
         if kind is None:
             self.close()
         else:
-            self._file.close()
+            self._release()
 
 
-def little_endian_chunks(
-    array: np.ndarray[Any, Any],
-) -> Iterator[np.ndarray[Any, np.dtype[np.uint8]]]:
-    """The array's bytes in row-major order as views of at most a few MiB (or one copy of it)."""
+def little_endian_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The array's bytes in row-major order: a view, or a copy if they lie otherwise."""
     import numpy as np
 
     wanted = numpy_dtype(dtype_name(array.dtype))
-    flat = np.ascontiguousarray(array, dtype=wanted).reshape(-1).view(np.uint8)
-    for start in range(0, flat.size, _CHUNK):
-        yield flat[start : start + _CHUNK]
+    return np.ascontiguousarray(array, dtype=wanted).reshape(-1).view(np.uint8)
