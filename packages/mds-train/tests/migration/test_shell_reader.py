@@ -187,3 +187,38 @@ def test_what_is_not_understood_names_the_line(tmp_path: Path, text: str, messag
 def test_a_value_that_doubles_again_and_again_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ScriptError, match="beyond a megabyte"):
         read(tmp_path, "A=xxxxxxxx\n" + 'A="$A$A"\n' * 30)
+
+
+def test_what_the_user_gives_counts_more_than_what_the_script_assigns(tmp_path: Path) -> None:
+    text = """
+CHECKPOINT_PATH=<Specify path>
+host="${HOSTNAME}"
+gpus=$(($(nvidia-smi --list-gpus | wc -l)-2))
+per_rank=$(( 64 / gpus ))
+unused=$(date)
+name="gpt-${gpus}"
+python pretrain_gpt.py --num-layers 2 --micro-batch-size $per_rank --save $CHECKPOINT_PATH/$name
+"""
+
+    reading, given = read(tmp_path, text), read(tmp_path, text, gpus="8", CHECKPOINT_PATH="runs")
+
+    unknown = [part for word in reading.launches[0].words for part in unknown_parts(word)]
+    assert reading.placeholders == ["CHECKPOINT_PATH"]
+    assert reading.variables.behind(unknown) == ["gpus"]
+    assert given.launches[0].arguments[2:] == ["--micro-batch-size", "8", "--save", "runs/gpt-8"]
+    assert given.placeholders == []
+
+
+def test_sed_puts_in_what_is_not_known_whole(tmp_path: Path) -> None:
+    text = """
+size=$(( $(nproc) / 2 ))
+echo '{"train_batch_size": CONFIG_SIZE}' | sed "s/CONFIG_SIZE/${size}/" > ds.json
+python pretrain_gpt.py --num-layers 2 --deepspeed_config ds.json
+"""
+
+    reading = read(tmp_path, text)
+
+    written = reading.files["ds.json"]
+    assert unknown_parts(written) == ["$(( $(nproc) / 2 ))"]
+    assert written.startswith('{"train_batch_size": ')
+    assert written.endswith("}\n")

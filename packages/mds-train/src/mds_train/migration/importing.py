@@ -43,6 +43,7 @@ class Imported:
         missing: What must still be written.
         remarks: What to know: choices that were made.
         idle: What does nothing here, and why.
+        unknown: What only a running script knows and a value depends on, as the script has it.
         start: The command that starts the run on as many processes, if the script says how many.
     """
 
@@ -52,6 +53,7 @@ class Imported:
     missing: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     idle: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
     start: str = ""
 
 
@@ -92,6 +94,11 @@ def import_script(
         launch.words, name=str(path), json_file=deepspeed_config, json_text=text
     )
     imported.remarks += reading.remarks
+    if names := [*reading.placeholders, *reading.variables.behind(imported.unknown)]:
+        imported.missing.append(
+            f"What the script leaves open can be given with --set NAME=VALUE: "
+            f"{', '.join(dict.fromkeys(names))}."
+        )
     if len(reading.launches) > 1:
         lines = ", ".join(str(item.line) for item in reading.launches[1:])
         imported.remarks.append(f"It starts more than one training; lines {lines} were left out.")
@@ -154,9 +161,11 @@ def _of_flags(outcomes: Sequence[Outcome], imported: Imported) -> dict[str, Sett
     after_unknown = False
     for outcome in outcomes:
         if not outcome.is_idle and any(not is_known(value) for value in outcome.values):
-            parts = ", ".join(p for value in outcome.values for p in unknown_parts(value))
+            parts = [part for value in outcome.values for part in unknown_parts(value)]
+            imported.unknown += parts
             imported.left_out.append(
-                f"{outcome.typed}: its value depends on {parts}, which only a running script knows."
+                f"{outcome.typed}: its value depends on {', '.join(parts)}, which only a running "
+                f"script knows."
             )
         elif outcome.typed.replace("_", "-") == "--deepspeed-config":
             pass  # its content becomes settings

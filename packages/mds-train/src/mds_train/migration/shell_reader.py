@@ -26,7 +26,7 @@ from mds_train.migration.shell_syntax import (
     Word,
     parse_script,
 )
-from mds_train.migration.shell_words import Variables, is_known
+from mds_train.migration.shell_words import Variables, is_known, split_known
 
 __all__ = ["Launch", "Reading", "read_script"]
 
@@ -69,6 +69,10 @@ class Reading:
     files: dict[str, str] = field(default_factory=dict)
     """Contents of the files that it would write, by name."""
     remarks: list[str] = field(default_factory=list)
+    placeholders: list[str] = field(default_factory=list)
+    """Variables that the script wants its user to write."""
+    variables: Variables = field(default_factory=Variables)
+    """As they are at its end."""
 
 
 def read_script(
@@ -79,7 +83,7 @@ def read_script(
     Args:
         path: The script; files that it names are looked for beside it.
         arguments: Its positional arguments.
-        given: Variables that the environment or the user sets; the script may override them.
+        given: Variables that the user sets; what the script assigns to them does not count.
 
     Raises:
         ScriptError: If the script is not understood; the message names the line.
@@ -103,10 +107,11 @@ class _Follower:
     def __init__(self, variables: Variables, folder: Path) -> None:
         self._variables = variables
         self._folder = folder
+        self._given = frozenset(variables.texts)
         self._functions: dict[str, Block] = {}
         self._depth = 0
         self._piped = ""
-        self.reading = Reading()
+        self.reading = Reading(variables=variables)
 
     def block(self, commands: Block) -> None:
         self._depth += 1
@@ -221,6 +226,8 @@ class _Follower:
     # Commands -------------------------------------------------------------------------------------
 
     def _simple(self, command: Simple) -> None:
+        if any(redirect.kind == "<" for redirect in command.redirects) and command.words:
+            self._note_placeholder(command.words[0])
         for name, appends, words in command.arrays:
             items = [item for word in words for item in self._variables.fields(word)]
             earlier = self._variables.arrays.get(name, []) if appends else []
@@ -258,10 +265,18 @@ class _Follower:
         first = type(word[0])("text", word[0].text[found.end() :], word[0].quoted)
         value = self._variables.text((first, *word[1:]))
         name, _, appends = found.groups()
+        if name in self._given:
+            return
         if appends and name in self._variables.texts:
             value = self._variables.texts[name] + value
         self._variables.arrays.pop(name, None)
         self._variables.texts[name] = value
+
+    def _note_placeholder(self, word: Word) -> None:
+        """`NAME=<Specify path>`, which a shell takes for a file to read from."""
+        if _is_assignment(word) and len(word) == 1 and word[0].text.endswith("="):
+            name = word[0].text[:-1]
+            self.reading.placeholders += [] if name in self._given else [name]
 
     def _output(self, command: Simple, fields: list[str]) -> str | None:
         """Follow a command; its output where that is known and wanted."""
@@ -354,7 +369,7 @@ def _needed_next(connective: str, *, verdict: bool | None) -> bool | None:
 
 
 def _substituted(content: str, script: str) -> str:
-    parts = script[2:].split(script[1])
+    parts = split_known(script[2:], script[1])
     if len(parts) < 2:
         return content
     return content.replace(parts[0], parts[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import posixpath
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from mds_train.migration.shell_arithmetic import Unknown, arithmetic
@@ -18,9 +18,10 @@ from mds_train.migration.shell_syntax import (
     parse_script,
 )
 
-__all__ = ["Variables", "is_known", "mark", "unknown_parts", "without_unknown"]
+__all__ = ["Variables", "is_known", "mark", "split_known", "unknown_parts", "without_unknown"]
 
 _OPEN, _CLOSE = MARK
+_HIDDEN = "\N{SYMBOL FOR NULL}"
 _MARK = re.compile(f"{_OPEN}(.*?){_CLOSE}", flags=re.DOTALL)
 _NAMED = re.compile(r"(!?#?[A-Za-z_]\w*|[0-9@*#?!$-])(?:\[([^\]]*)\])?(.*)", flags=re.DOTALL)
 _DEPTH = 40
@@ -40,6 +41,12 @@ def unknown_parts(text: str) -> list[str]:
 def without_unknown(text: str, *, replacement: str) -> str:
     """The text with something else in the place of what is not known."""
     return _MARK.sub(replacement, text)
+
+
+def split_known(text: str, separator: str) -> list[str]:
+    """The pieces between separators; those in what is not known do not count."""
+    hidden = _MARK.sub(lambda found: found[0].replace(separator, _HIDDEN), text)
+    return [piece.replace(_HIDDEN, separator) for piece in hidden.split(separator)]
 
 
 def mark(text: str) -> str:
@@ -109,6 +116,22 @@ class Variables:
         if not is_known(expanded):
             raise Unknown(expanded)
         return arithmetic(expanded, value_of=lambda name: self.texts.get(name, ""))
+
+    def behind(self, parts: Iterable[str]) -> list[str]:
+        """The first variables that hold what only a running script knows, of these parts."""
+        unknown = {name: unknown_parts(text) for name, text in self.texts.items()}
+        names: list[str] = []
+        pending, seen = list(parts), set()
+        while pending:
+            if (part := pending.pop(0)) in seen:
+                continue
+            seen.add(part)
+            mentioned = set(re.findall(r"(?<![\w-])[A-Za-z_]\w*", part))
+            inner = [own for name in mentioned for own in unknown.get(name, ())]
+            pending += sorted(inner)
+            if not inner:
+                names += [name for name, own in unknown.items() if part in own][:1]
+        return names
 
     def _array_items(self, part: Part) -> list[str] | None:
         """The items of ``${name[@]}``; unquoted ones split like any value."""
