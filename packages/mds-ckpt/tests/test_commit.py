@@ -281,12 +281,14 @@ def test_the_newest_good_checkpoint_is_found_whatever_latest_says(root: Path) ->
     assert "no such file" in reasons["step-5"]
     assert "no such file" in reasons["step-4"]
     assert "digest" in reasons["step-3"]
+    assert commit.unfinished(root) == [root / "step-99.partial-abcd"]
     assert commit.find_latest(root, digests=False).folder == root / "step-3"
 
 
 def test_a_missing_or_empty_folder_holds_no_checkpoint(tmp_path: Path) -> None:
     assert commit.find_latest(tmp_path / "nowhere") == (None, [])
     assert commit.find_latest(tmp_path) == (None, [])
+    assert commit.unfinished(tmp_path / "nowhere") == []
 
 
 def test_pruning_keeps_the_last_and_every_nth(root: Path) -> None:

@@ -109,17 +109,20 @@ def test_a_run_may_pause_and_go_on(folder: Path) -> None:
     assert checkpoint_differences(folder / "run" / last, folder / "again" / last) == []
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_named(folder: Path) -> None:
+def test_a_damaged_or_unfinished_checkpoint_is_passed_over_and_named(folder: Path) -> None:
     (file,) = (folder / "run" / "checkpoints" / "step-6").glob("rank-*.safetensors")
     damaged = bytearray(file.read_bytes())
     damaged[-3] ^= 1
     file.write_bytes(damaged)
+    for name in ("step-2.partial-0123abcd", "step-9.partial-0123abcd"):
+        (folder / "run" / "checkpoints" / name).mkdir()
 
     recorder, _ = run_here(tiny_config(folder), resume=True)
 
     assert recorder.starts[0].step == 3
     passed_over = [event.message for event in recorder.events if "Passed over" in event.message]
-    assert "step-6" in passed_over[0]
+    assert "step-9.partial-0123abcd: its save was not finished." in passed_over[0]
+    assert "step-6" in passed_over[1]
 
 
 def test_resuming_without_a_checkpoint_is_an_error_unless_asked_for(folder: Path) -> None:

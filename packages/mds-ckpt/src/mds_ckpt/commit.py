@@ -51,6 +51,7 @@ __all__ = [
     "settle_replaced",
     "stage",
     "step_folders",
+    "unfinished",
 ]
 
 LATEST_NAME = "latest"
@@ -230,6 +231,18 @@ def find_latest(root: Path, *, digests: bool = True) -> Latest:
         else:
             return Latest(folder, skipped)
     return Latest(None, skipped)
+
+
+def unfinished(root: Path) -> list[Path]:
+    """What saves that died have left of step folders in ``root``, the newest step first."""
+    if not root.is_dir():
+        return []
+    found = [
+        (int(name[2]), entry)
+        for entry in root.iterdir()
+        if PARTIAL in entry.name and (name := _REMAINS.fullmatch(entry.name)) and name[2]
+    ]
+    return [entry for _, entry in sorted(found, reverse=True)]
 
 
 def read_manifest(folder: Path) -> CheckpointManifest:

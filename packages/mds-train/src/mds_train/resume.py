@@ -134,11 +134,18 @@ def _refuse_anothers_backups(url: str) -> None:
 
 def _newest(root: Path) -> tuple[Path | None, tuple[str, ...]]:
     latest = commit.find_latest(root)
-    return latest.folder, tuple(f"Passed over {folder}: {why}" for folder, why in latest.skipped)
+    step = -1 if latest.folder is None else _step_of(latest.folder)
+    unfinished = [
+        f"Passed over {folder}: its save was not finished."
+        for folder in commit.unfinished(root)
+        if _step_of(folder) > step
+    ]
+    damaged = [f"Passed over {folder}: {why}" for folder, why in latest.skipped]
+    return latest.folder, (*unfinished, *damaged)
 
 
 def _step_of(folder: Path) -> int:
-    return int(folder.name.removeprefix("step-"))
+    return int(folder.name.removeprefix("step-").partition(".")[0])
 
 
 def _refuse_another_run(checkpoints: Path) -> None:
