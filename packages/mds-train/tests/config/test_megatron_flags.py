@@ -43,6 +43,7 @@ SETS = {
     "--attention-dropout 0.1": {"model.attention_dropout": 0.1},
     "--use-rotary-position-embeddings": {"model.position_embedding": "rope"},
     "--no-position-embedding": {"model.position_embedding": "none"},
+    "--position-embedding-type learned_absolute": {"model.position_embedding": "learned"},
     "--untie-embeddings-and-output-weights": {"model.tie_embeddings": False},
     "--disable-bias-linear": {"model.add_bias": False},
     "--add-qkv-bias": {"model.add_qkv_bias": True},
@@ -289,6 +290,8 @@ def test_no_name_stands_twice_and_underscores_are_dashes() -> None:
         ("--swiglu 3", "--swiglu takes no value, but 1 follow"),
         ("--data-path 0.5 a 0.5", "one path is missing"),
         ("--rampup-batch-size 8 8", "takes three whole numbers"),
+        ("--fp16 --bf16", "--fp16 and --bf16 contradict each other"),
+        ("--position-embedding-type relative", "must be 'learned' or 'rope'"),
         ("--eval-iters many", "must be a number"),
         ("--mlp-type moe", "must be standard or residual"),
         ("--num-experts", "must be a number"),
@@ -298,6 +301,23 @@ def test_no_name_stands_twice_and_underscores_are_dashes() -> None:
 def test_a_wrong_value_is_a_usage_error(typed: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         take_old_flags(typed.split())
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "--use-rotary-position-embeddings --no-position-embedding",
+        "--no-position-embedding --use-rotary-position-embeddings",
+        "--no-position-embedding --position-embedding-type rope",
+    ],
+)
+def test_without_a_learned_position_rotary_ones_stay(typed: str) -> None:
+    old, rest = take_old_flags(typed.split())
+
+    assert {key: item.value for key, item in old.settings.items()} == {
+        "model.position_embedding": "rope"
+    }
+    assert rest == []
 
 
 def test_a_flag_that_needs_another_setting_names_it() -> None:

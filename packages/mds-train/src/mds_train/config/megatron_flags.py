@@ -93,6 +93,7 @@ class Outcome:
 def read_flags(arguments: Sequence[str]) -> Iterator[Outcome]:
     """Go through a command line and say of each flag of the original what it does here."""
     words = list(arguments)
+    names = frozenset(map(_normal, words))
     while words:
         word = words.pop(0)
         flag = _by_name().get(_normal(word)) if word.startswith("--") else None
@@ -102,7 +103,7 @@ def read_flags(arguments: Sequence[str]) -> Iterator[Outcome]:
         values = _values_of(word, words=words)
         typed = word.partition("=")[0]
         try:
-            yield _outcome(flag, typed=typed, values=values)
+            yield _outcome(flag, typed=typed, values=values, names=names)
         except UsageError as error:
             yield Outcome(typed=typed, values=tuple(values), error=error)
 
@@ -140,7 +141,7 @@ def _needed(typed: str, choice: str, *, settings: Settings) -> Any:
     raise UsageError(f"{typed} needs {choice.replace('|', ' or ')}, which is not set.")
 
 
-def _outcome(flag: OldFlag, *, typed: str, values: Sequence[str]) -> Outcome:
+def _outcome(flag: OldFlag, *, typed: str, values: Sequence[str], names: frozenset[str]) -> Outcome:
     origin, given = f"command line {typed}", tuple(values)
     match flag:
         case Refused():
@@ -156,6 +157,10 @@ def _outcome(flag: OldFlag, *, typed: str, values: Sequence[str]) -> Outcome:
             fields = _several(flag, typed=typed, values=values)
         case Switch():
             _expect(typed, values, count=0)
+            if flag.against in names:
+                raise UsageError(f"{typed} and {flag.against} contradict each other; give one.")
+            if not names.isdisjoint(flag.unless):
+                return Outcome(typed=typed)
             fields = dict(flag.values)
         case Derived():
             given_numbers = _numbers(typed, values) if flag.several else _number(typed, values)

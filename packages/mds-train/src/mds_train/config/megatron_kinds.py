@@ -35,6 +35,10 @@ class Switch(OldFlag):
     """Takes no value and sets fields."""
 
     values: Mapping[str, Any]
+    against: str = ""
+    """The flag that it contradicts."""
+    unless: tuple[str, ...] = ()
+    """Flags beside which it sets nothing, wherever they stand."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

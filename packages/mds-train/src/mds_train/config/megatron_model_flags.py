@@ -33,7 +33,17 @@ _MODEL: tuple[OldFlag, ...] = (
     Switch(
         names=("--use-rotary-position-embeddings",), values={"model.position_embedding": "rope"}
     ),
-    Switch(names=("--no-position-embedding",), values={"model.position_embedding": "none"}),
+    # The original means the learned one: beside rotary positions it changes nothing.
+    Switch(
+        names=("--no-position-embedding",),
+        values={"model.position_embedding": "none"},
+        unless=("--use-rotary-position-embeddings", "--position-embedding-type"),
+    ),
+    Value(
+        names=("--position-embedding-type",),
+        key="model.position_embedding",
+        convert=lambda text: {"learned_absolute": "learned"}.get(text, text),
+    ),
     Switch(
         names=("--untie-embeddings-and-output-weights",), values={"model.tie_embeddings": False}
     ),
