@@ -304,20 +304,32 @@ def test_a_wrong_value_is_a_usage_error(typed: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "typed",
+    ("stronger", "weaker", "key"),
     [
-        "--use-rotary-position-embeddings --no-position-embedding",
-        "--no-position-embedding --use-rotary-position-embeddings",
-        "--no-position-embedding --position-embedding-type rope",
+        ("--use-rotary-position-embeddings", "--no-position-embedding", "model.position_embedding"),
+        ("--position-embedding-type rope", "--no-position-embedding", "model.position_embedding"),
+        ("--cpu-torch-adam", "--cpu-optimizer", "optimizer.implementation"),
+        ("--zero-stage 3", "--use-distributed-optimizer", "parallel.zero_stage"),
+        (
+            "--disable-moe-token-dropping",
+            "--moe-train-capacity-factor 1.5",
+            "model.moe_capacity_factor",
+        ),
+        (
+            "--ds-sequence-parallel-fpdt-chunk-size 4096",
+            "--ds-sequence-parallel-fpdt",
+            "memory.sequence_chunk",
+        ),
     ],
 )
-def test_without_a_learned_position_rotary_ones_stay(typed: str) -> None:
-    old, rest = take_old_flags(typed.split())
+def test_where_the_original_reads_two_flags_together_their_order_does_not_count(
+    stronger: str, weaker: str, key: str
+) -> None:
+    alone, _ = take_old_flags(stronger.split())
 
-    assert {key: item.value for key, item in old.settings.items()} == {
-        "model.position_embedding": "rope"
-    }
-    assert rest == []
+    for line in (f"{stronger} {weaker}", f"{weaker} {stronger}"):
+        both, _ = take_old_flags(line.split())
+        assert both.settings[key] == alone.settings[key], line
 
 
 def test_a_flag_that_needs_another_setting_names_it() -> None:

@@ -91,9 +91,10 @@ class Outcome:
 
 
 def read_flags(arguments: Sequence[str]) -> Iterator[Outcome]:
-    """Go through a command line and say of each flag of the original what it does here."""
+    """Say of each flag of a command line what it does here; those that prevail come last."""
     words = list(arguments)
     names = frozenset(map(_normal, words))
+    last: list[Outcome] = []
     while words:
         word = words.pop(0)
         flag = _by_name().get(_normal(word)) if word.startswith("--") else None
@@ -103,9 +104,14 @@ def read_flags(arguments: Sequence[str]) -> Iterator[Outcome]:
         values = _values_of(word, words=words)
         typed = word.partition("=")[0]
         try:
-            yield _outcome(flag, typed=typed, values=values, names=names)
+            outcome = _outcome(flag, typed=typed, values=values, names=names)
         except UsageError as error:
-            yield Outcome(typed=typed, values=tuple(values), error=error)
+            outcome = Outcome(typed=typed, values=tuple(values), error=error)
+        if flag.prevails:
+            last.append(outcome)
+        else:
+            yield outcome
+    yield from last
 
 
 def resolve_old_flags(old: OldSettings, *, settings: Settings) -> Settings:
@@ -159,8 +165,6 @@ def _outcome(flag: OldFlag, *, typed: str, values: Sequence[str], names: frozens
             _expect(typed, values, count=0)
             if flag.against in names:
                 raise UsageError(f"{typed} and {flag.against} contradict each other; give one.")
-            if not names.isdisjoint(flag.unless):
-                return Outcome(typed=typed)
             fields = dict(flag.values)
         case Derived():
             given_numbers = _numbers(typed, values) if flag.several else _number(typed, values)

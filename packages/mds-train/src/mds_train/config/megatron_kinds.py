@@ -17,6 +17,8 @@ class OldFlag:
     """One flag of the original."""
 
     names: tuple[str, ...]
+    prevails: bool = False
+    """Counts more than other flags that set the same field, wherever they stand."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,8 +39,6 @@ class Switch(OldFlag):
     values: Mapping[str, Any]
     against: str = ""
     """The flag that it contradicts."""
-    unless: tuple[str, ...] = ()
-    """Flags beside which it sets nothing, wherever they stand."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

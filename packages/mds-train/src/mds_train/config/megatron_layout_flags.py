@@ -26,7 +26,7 @@ _PARALLEL: tuple[OldFlag, ...] = (
         names=("--force-ds-sequence-parallel",),
         reason="parallel.ulysses_size alone says whether ranks share sequences",
     ),
-    Value(names=("--zero-stage",), key="parallel.zero_stage", convert=whole_text),
+    Value(names=("--zero-stage",), key="parallel.zero_stage", convert=whole_text, prevails=True),
     Value(
         names=("--distributed-timeout-minutes",),
         key="parallel.timeout_seconds",
@@ -116,7 +116,11 @@ _MEMORY: tuple[OldFlag, ...] = (
     ),
     Value(names=("--remote-device",), key="memory.offload_parameters"),
     Switch(names=("--ds-sequence-parallel-fpdt",), values={"memory.sequence_chunk": 65536}),
-    Value(names=("--ds-sequence-parallel-fpdt-chunk-size",), key="memory.sequence_chunk"),
+    Value(
+        names=("--ds-sequence-parallel-fpdt-chunk-size",),
+        key="memory.sequence_chunk",
+        prevails=True,
+    ),
     Switch(
         names=("--ds-sequence-parallel-fpdt-offloading",),
         values={"memory.offload_activations": True},

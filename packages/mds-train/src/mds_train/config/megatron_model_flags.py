@@ -30,18 +30,17 @@ _MODEL: tuple[OldFlag, ...] = (
     Value(names=("--init-method-std",), key="model.init_std"),
     Value(names=("--hidden-dropout",), key="model.hidden_dropout"),
     Value(names=("--attention-dropout",), key="model.attention_dropout"),
+    # The original means the learned ones: beside rotary positions it changes nothing.
+    Switch(names=("--no-position-embedding",), values={"model.position_embedding": "none"}),
     Switch(
-        names=("--use-rotary-position-embeddings",), values={"model.position_embedding": "rope"}
-    ),
-    # The original means the learned one: beside rotary positions it changes nothing.
-    Switch(
-        names=("--no-position-embedding",),
-        values={"model.position_embedding": "none"},
-        unless=("--use-rotary-position-embeddings", "--position-embedding-type"),
+        names=("--use-rotary-position-embeddings",),
+        values={"model.position_embedding": "rope"},
+        prevails=True,
     ),
     Value(
         names=("--position-embedding-type",),
         key="model.position_embedding",
+        prevails=True,
         convert=lambda text: {"learned_absolute": "learned"}.get(text, text),
     ),
     Switch(
@@ -78,6 +77,7 @@ _EXPERTS: tuple[OldFlag, ...] = (
     Switch(
         names=("--disable-moe-token-dropping",),
         values={"model.moe_capacity_factor": None, "model.moe_eval_capacity_factor": None},
+        prevails=True,
     ),
     Switch(
         names=("--enable-expert-tensor-parallelism",),

@@ -143,7 +143,9 @@ _OPTIMIZER: tuple[OldFlag, ...] = (
             "optimizer.implementation": "deepspeed-cpu",
         },
     ),
-    Switch(names=("--cpu-torch-adam",), values={"optimizer.implementation": "torch"}),
+    Switch(
+        names=("--cpu-torch-adam",), values={"optimizer.implementation": "torch"}, prevails=True
+    ),
 )
 
 TRAINING_FLAGS: tuple[OldFlag, ...] = (*_LENGTH, *_OPTIMIZER)
