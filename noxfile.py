@@ -288,7 +288,8 @@ def fuzz(session: nox.Session) -> None:
 @nox.session(default=False)
 def reliability(session: nox.Session) -> None:
     """The whole crash programme and all hostile files (CI runs a part); Ray and a killed worker."""
-    install_wheels(session, PACKAGES, *ALL_TEST_TOOLS, *PEERS, "ray")
+    served = extra("mds-train", "serve")  # its server is one of the doors for hostile files
+    install_wheels(session, PACKAGES, *ALL_TEST_TOOLS, *PEERS, *served, "ray")
     session.env["MDS_RELIABILITY"] = "full"
     run_tests(session, ROOT / "tests" / "reliability", *session.posargs)
     session.run("python", "benchmarks/hostile_files.py")

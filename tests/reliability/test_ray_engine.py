@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,8 @@ pytestmark = pytest.mark.timeout(300)
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     context = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    # The workers know the installed packages, and not this folder.
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     yield context.address_info["address"]
     ray.shutdown()
 
