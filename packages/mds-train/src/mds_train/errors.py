@@ -15,6 +15,7 @@ __all__ = [
     "MdsTrainError",
     "UsageError",
     "describe",
+    "in_words",
     "is_lost_rank",
 ]
 
@@ -137,6 +138,12 @@ def _os_sentence(error: OSError, *, where: str) -> str:
     if _is_distributed(str(error)):
         return _lost_rank(error)
     return f"{where}{error.strerror or error}."
+
+
+def in_words(error: OSError) -> str:
+    """What the system refused, without its number."""
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"
 
 
 def is_lost_rank(error: BaseException) -> bool:

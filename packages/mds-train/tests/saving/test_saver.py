@@ -162,7 +162,11 @@ def test_a_second_place_that_cannot_be_written_ends_no_run(folder: Path, tmp_pat
     recorder, result = run_here(config)
 
     assert result.reason == "done"
-    assert [e.event for e in recorder.events].count("backup-failed") == 2
+    failures = [e.message for e in recorder.events if e.event == "backup-failed"]
+    assert len(failures) == 2
+    assert "/file" in failures[0]
+    assert "[Errno" not in failures[0]
+    assert failures[0].endswith("whole; the next one is copied again.")
     assert steps_in(tmp_path / "run") == ["step-3", "step-6"]
 
 

@@ -231,11 +231,15 @@ _TASKS: tuple[OldFlag, ...] = (
         "--task",
         "--epochs",
         "--pretrained-checkpoint",
-        "--keep-last",
         "--train-data",
         "--valid-data",
         "--overlapping-eval",
         "--strict-lambada",
+    ),
+    _refused(
+        "in the original it belongs to the tasks; to keep the newest N checkpoints of a run only, "
+        "write --checkpoint.keep-last N",
+        "--keep-last",
     ),
 )
 

@@ -20,6 +20,7 @@ from mds_ckpt import commit
 from mds_ckpt.formats.mds import rank_file_name
 from mds_ckpt.protection.sealed_save import SealedPlace, SealedSave
 from mds_train.assembly import Parts
+from mds_train.errors import in_words
 from mds_train.exchange import attempt_on_all
 from mds_train.save import Snapshot, publish_snapshot, take_snapshot, write_snapshot
 from mds_train.saving.backup import back_up
@@ -271,7 +272,11 @@ class Saver:
         try:
             copy = attempt_on_all(job.work.result)[0]
         except (OSError, ValueError, RuntimeError) as error:
-            message = f"{name} was not copied to {self._settings.backup}: {error}"
+            reason = in_words(error) if isinstance(error, OSError) else str(error)
+            message = (
+                f"{name} was not copied to {self._settings.backup}: {reason.rstrip('.')}. "
+                f"The checkpoint itself is whole; the next one is copied again."
+            )
             self._notify("backup-failed", message, place=self._settings.backup)
             return
         seconds = time.perf_counter() - job.began
