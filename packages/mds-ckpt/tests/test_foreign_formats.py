@@ -379,6 +379,10 @@ YAML = """# a comment
 """
 
 
+ROW_BIASES = ("self_attention.linear_proj.bias", "mlp.linear_fc2.bias")
+MLP_OUT = ("mlp.dense_4h_to_h", "mlp.linear_fc2")
+
+
 def neox(root: Path, sample: Sample, *, configs: str | None = YAML) -> Path:
     """Layer files from 0 on, no checkpoint_version, a plain dictionary of a few arguments."""
     folder = root / "global_step3"
@@ -440,6 +444,20 @@ def test_gpt_neox_with_its_configuration_goes_to_transformers(tmp_path: Path, tp
     ours = sample.tensors["weight/decoder.layers.1.self_attention.linear_qkv.weight"]
     assert np.array_equal(tensors[f"gpt_neox.{name}"], ours)
     assert np.array_equal(tensors["embed_out.weight"], sample.tensors["weight/output_layer.weight"])
+    # Beside parallel residuals each tensor-parallel rank adds its own bias to the output.
+    for theirs, part in (("attention.dense", "self_attention.linear_proj"), MLP_OUT):
+        bias = sample.tensors[f"weight/decoder.layers.1.{part}.bias"]
+        assert np.array_equal(tensors[f"gpt_neox.layers.1.{theirs}.bias"], tp * bias)
+
+
+def test_gpt_neox_with_one_residual_adds_a_bias_once(tmp_path: Path) -> None:
+    sample = Sample(tp=2, tied=False, norm_gap=1)
+    configs = YAML.replace('"gpt_j_residual": true', '"gpt_j_residual": false')
+    found = open_checkpoint(neox(tmp_path / "neox", sample, configs=configs))
+
+    for name in sample.names:
+        if name.startswith("decoder."):
+            assert np.array_equal(found.tensors[name].numpy(), sample.tensors[f"weight/{name}"])
 
 
 class Sequence(Sample):
@@ -485,6 +503,8 @@ def test_gpt_neox_without_stages_is_read_with_its_optimizer(
         source = "master" if state == "weight" and stage == 3 else state
         for name in sample.names if state in found.states else ():
             wanted = sample.tensors[f"{source}/{name}"]
+            if state in ("weight", "master") and name.endswith(ROW_BIASES):
+                wanted = 2 * wanted  # each rank adds its own
             np.testing.assert_array_equal(found.tensor(name, state).numpy(), wanted, name)
     assert set(found.states) >= {"weight", "exp_avg", "exp_avg_sq"}
 

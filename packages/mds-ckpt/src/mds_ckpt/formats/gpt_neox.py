@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mds_ckpt.checkpoint import Checkpoint
+from mds_ckpt.checkpoint import Checkpoint, LazyTensor
 from mds_ckpt.checks import Problem
 from mds_ckpt.errors import RejectedError, UnsupportedError, UsageError
 from mds_ckpt.formats import Format
@@ -27,6 +27,7 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
 }
 _NUMBERS = ("rope_percent", "rope_theta", "norm_epsilon", "max_position_embeddings")
 _POSITIONS = {"learned": "learned", "rotary": "rope", "alibi": "alibi", "none": "none"}
+_ROW_BIASES = (".self_attention.linear_proj.bias", ".mlp.linear_fc2.bias")
 _REMEDY = "this model can't be carried over unchanged"
 
 
@@ -77,8 +78,27 @@ def open_gpt_neox(path: Path, options: ReadOptions | None = None) -> Checkpoint:
         if options is not None:
             raise RejectedError(folder, reason, remedy=remedy)
         notes.append(f"{reason}; {remedy}")
+    states = checkpoint.states
+    if config.get("parallel_residual") is True and checkpoint.parallel.get("tp", 1) > 1:
+        states = {state: _added_up(state, tensors) for state, tensors in states.items()}
+        notes.append(
+            "biases behind row-parallel linears are the sums over the tensor-parallel ranks: with "
+            "parallel residuals, each rank adds its own"
+        )
     model = replace(checkpoint.model, config=config)
-    return replace(checkpoint, format="gpt-neox", model=model, notes=tuple(notes))
+    return replace(checkpoint, format="gpt-neox", model=model, states=states, notes=tuple(notes))
+
+
+def _added_up(state: str, tensors: Mapping[str, LazyTensor]) -> Mapping[str, LazyTensor]:
+    """With the biases that every rank adds to the output summed; Adam's moments are of each."""
+    from mds_ckpt.megatron.assemble import summed
+
+    if state not in ("weight", "master"):
+        return tensors
+    return {
+        name: summed(tensor) if name.endswith(_ROW_BIASES) else tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def _checked(said: Mapping[str, Any]) -> dict[str, Any]:

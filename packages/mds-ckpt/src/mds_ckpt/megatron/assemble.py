@@ -25,7 +25,15 @@ from mds_ckpt.tensors.dtype import numpy_dtype
 if TYPE_CHECKING:
     from mds_ckpt.checkpoint import Array, Source
 
-__all__ = ["Assembly", "CastTensor", "Fragment", "MissingTensor", "ReplicatedTensor", "TorchSource"]
+__all__ = [
+    "Assembly",
+    "CastTensor",
+    "Fragment",
+    "MissingTensor",
+    "ReplicatedTensor",
+    "TorchSource",
+    "summed",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +100,12 @@ class ReplicatedTensor(LazyTensor):
                 raise self._differs(rank, first, other)
         return first
 
+    def summed(self) -> LazyTensor:
+        """The sum of the copies, for a parameter of which each rank adds its own."""
+        return _SummedTensor(self.name, self._copies)
+
     def _average(self, first: Array, box: Box) -> Array:
-        total = first.astype("f8")
-        for copy in self._copies[1:]:
-            total += copy.read_box(box)
-        mean: Array = (total / len(self._copies)).astype(first.dtype)
+        mean: Array = (_total(self._copies, box) / len(self._copies)).astype(first.dtype)
         return mean
 
     def _differs(self, rank: int, first: Array, other: Array) -> RejectedError:
@@ -109,6 +118,38 @@ class ReplicatedTensor(LazyTensor):
             remedy="say which counts with --replicated first, or --replicated average",
             tensor=self.name,
         )
+
+
+class _SummedTensor(LazyTensor):
+    """Copies of one parameter, added up when they are read."""
+
+    def __init__(self, name: str, copies: Sequence[LazyTensor]) -> None:
+        super().__init__(name, copies[0].shape, copies[0].dtype)
+        self._copies = copies
+
+    @property
+    def is_sliceable(self) -> bool:
+        """As the copies are."""
+        return all(copy.is_sliceable for copy in self._copies)
+
+    def read_box(self, box: Box) -> Array:
+        """The sum over ``box``, rounded once."""
+        total: Array = _total(self._copies, box).astype(numpy_dtype(self.dtype))
+        return total
+
+
+def _total(copies: Sequence[LazyTensor], box: Box) -> Array:
+    total = copies[0].read_box(box).astype("f8")
+    for copy in copies[1:]:
+        total += copy.read_box(box)
+    return total
+
+
+def summed(tensor: LazyTensor) -> LazyTensor:
+    """The sum of the copies that ranks hold of a parameter; a lone tensor as it is."""
+    if isinstance(tensor, CastTensor):
+        return CastTensor(summed(tensor.inner), tensor.dtype)
+    return tensor.summed() if isinstance(tensor, ReplicatedTensor) else tensor
 
 
 def _are_equal(first: Array, second: Array) -> bool:
@@ -126,16 +167,16 @@ class CastTensor(LazyTensor):
 
     def __init__(self, inner: LazyTensor, dtype: str) -> None:
         super().__init__(inner.name, inner.shape, dtype)
-        self._inner = inner
+        self.inner = inner
 
     @property
     def is_sliceable(self) -> bool:
         """As the other one is."""
-        return self._inner.is_sliceable
+        return self.inner.is_sliceable
 
     def read_box(self, box: Box) -> Array:
         """The elements of ``box``, rounded to nearest even."""
-        return self._inner.read_box(box).astype(numpy_dtype(self.dtype))
+        return self.inner.read_box(box).astype(numpy_dtype(self.dtype))
 
 
 class MissingTensor(LazyTensor):
