@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -24,10 +25,31 @@ OPTIONS = [
 ]
 
 
+CONFIG = """\
+# A tiny model.
+[model]
+num_layers = 2
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the command is given; the configuration lies below it."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "configs").mkdir()
+    (home / "configs" / "run.toml").write_text(CONFIG)
+    monkeypatch.chdir(home)
+    return home
+
+
 def write(launcher: str, folder: Path) -> dict[str, str]:
-    """The files of a job, by name."""
+    """The files of a job, by name; the home's path is written /home/me."""
     assert main([*OPTIONS, "--launcher", launcher, "--output", str(folder)]) == 0
-    return {path.name: path.read_text("utf-8") for path in sorted(folder.iterdir())}
+    home = str(Path.cwd().resolve())
+    return {
+        path.name: path.read_text("utf-8").replace(home, "/home/me")
+        for path in sorted(folder.iterdir())
+    }
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -36,7 +58,10 @@ def test_files_are_the_reviewed_ones(launcher: str, tmp_path: Path) -> None:
 
     if os.environ.get("MDS_WRITE_GOLDEN"):
         shutil.rmtree(GOLDEN / launcher, ignore_errors=True)
-        shutil.copytree(tmp_path / launcher, GOLDEN / launcher)
+        (GOLDEN / launcher).mkdir(parents=True)
+        for name, text in found.items():
+            (GOLDEN / launcher / name).write_text(text, "utf-8")
+            shutil.copymode(tmp_path / launcher / name, GOLDEN / launcher / name)
     golden = {path.name: path.read_text("utf-8") for path in sorted((GOLDEN / launcher).iterdir())}
     assert found == golden
 
@@ -53,8 +78,9 @@ def test_scripts_are_sound_shell(launcher: str, tmp_path: Path) -> None:
             subprocess.run(["shellcheck", name], cwd=tmp_path, check=True)
 
 
-def test_the_words_reach_the_command_as_they_were_given(tmp_path: Path) -> None:
-    script = write("local", tmp_path)["mds-train.sh"]
+def test_the_words_reach_the_command_as_they_were_given(home: Path, tmp_path: Path) -> None:
+    write("local", tmp_path)
+    script = (tmp_path / "mds-train.sh").read_text("utf-8")
     stub = tmp_path / "bin" / "torchrun"
     stub.parent.mkdir()
     stub.write_text('#!/bin/sh\nprintf "%s\\n" "$NOTE" "$@"\n')
@@ -68,7 +94,8 @@ def test_the_words_reach_the_command_as_they_were_given(tmp_path: Path) -> None:
     note, *words = done.stdout.splitlines()
     assert note == "it's two words"
     expected = [
-        *("run", "configs/run.toml", "--parallel.tp-size", "8", "--train.run-dir", "/data/my run"),
+        *("run", str(home.resolve() / "configs" / "run.toml"), "--parallel.tp-size", "8"),
+        *("--train.run-dir", "/data/my run"),
         *("--checkpoint.load", "/data/my run", "--checkpoint.from-scratch-if-missing"),
     ]
     assert words[-len(expected) :] == expected
@@ -83,15 +110,63 @@ def test_a_secret_stands_in_no_file(
     assert not [text for text in write(launcher, tmp_path).values() if "very-secret" in text]
 
 
-def test_printing_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
+def test_printing_writes_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*OPTIONS, "--launcher", "slurm", "--print"]) == 0
 
-    assert capsys.readouterr().out == (GOLDEN / "slurm" / "mds-train.sbatch").read_text("utf-8")
-    assert list(tmp_path.iterdir()) == []
+    printed = capsys.readouterr().out.replace(str(home.resolve()), "/home/me")
+    assert printed == (GOLDEN / "slurm" / "mds-train.sbatch").read_text("utf-8")
+    assert [path.name for path in home.iterdir()] == ["configs"]
+
+
+CARRIERS = ("k8s", "azureml", "azure-vm")
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_command_finds_its_configuration(launcher: str, tmp_path: Path) -> None:
+    files = write(launcher, tmp_path)
+
+    carried = [name for name, text in files.items() if "A tiny model." in text]
+    assert bool(carried) == (launcher in CARRIERS)
+    named = {
+        "k8s": "run /etc/mds-train/run.toml",
+        "azureml": "run ${{inputs.config}}",
+        "azure-vm": "run /opt/mds-train/run.toml",
+    }
+    words = named.get(launcher, "run /home/me/configs/run.toml")
+    assert any(words in text for text in files.values())
+
+
+def test_a_configuration_is_carried_with_its_base(home: Path, tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    (home / "configs" / "base.toml").write_text("[train]\ntrain_steps = 7\n")
+    (home / "configs" / "run.toml").write_text('base = "base.toml"\n' + CONFIG)
+
+    text = write("k8s", tmp_path)["mds-train.yaml"]
+
+    carried = tomllib.loads(next(iter(yaml.safe_load_all(text)))["data"]["run.toml"])
+    assert "base" not in carried
+    assert (carried["train"]["train_steps"], carried["model"]["num_layers"]) == (7, 2)
+
+
+@pytest.mark.parametrize("launcher", CARRIERS)
+def test_a_run_that_would_be_lost_with_its_container_is_refused(
+    launcher: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere = [word if word != "/data/my run" else "/tmp/run" for word in OPTIONS]
+
+    assert main([*elsewhere, "--launcher", launcher, "--print"]) == 2
+
+    assert "is on no --mount" in capsys.readouterr().err
+
+
+def test_a_path_that_only_the_job_sees_stays_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    on_storage = [word if word != "configs/run.toml" else "/data/run.toml" for word in OPTIONS]
+    nowhere = [word if word != "configs/run.toml" else "run.toml" for word in OPTIONS]
+
+    assert main([*on_storage, "--launcher", "k8s", "--print"]) == 0
+    assert "run /data/run.toml" in capsys.readouterr().out
+    assert main([*nowhere, "--launcher", "k8s", "--print"]) == 3
+    assert "no such file here" in capsys.readouterr().err
 
 
 def test_another_job_of_that_name_is_not_overwritten(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import Any
 
 from mds_train.jobs.job import Job
@@ -28,14 +30,43 @@ def _torchrun(job: Job, *, rank: str, head: str) -> str:
 
 
 def k8s(job: Job) -> dict[str, str]:
-    """A plain Indexed Job and a headless service; no operator is needed.
+    """A plain Indexed Job, a headless service and the configuration; no operator is needed.
 
     One failed pod ends the job's others and all start again, at most ``restarts`` times.
     """
-    service = {
+    parts = [*_config_map(job), _service_of(job), _indexed_job(job)]
+    for each in parts:
+        each["metadata"] |= {"labels": {"app": job.name}}
+        if job.queue:
+            each["metadata"]["namespace"] = job.queue
+    note = f"# kubectl apply -f {job.name}.yaml\n"
+    if job.secrets:
+        space = f" --namespace {job.queue}" if job.queue else ""
+        values = "".join(f" --from-literal={name}=..." for name in job.secrets)
+        note += f"# Before: kubectl create secret generic {job.name}{space}{values}\n"
+    return {f"{job.name}.yaml": note + "---\n".join(map(to_yaml, parts))}
+
+
+def _config_map(job: Job) -> list[dict[str, Any]]:
+    if job.config_text is None:
+        return []
+    name = PurePosixPath(job.config).name
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": job.name},
+            "data": {name: job.config_text},
+        }
+    ]
+
+
+def _service_of(job: Job) -> dict[str, Any]:
+    """Gives the pods names by which they find the first one."""
+    return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": job.name, "labels": {"app": job.name}},
+        "metadata": {"name": job.name},
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
@@ -43,10 +74,13 @@ def k8s(job: Job) -> dict[str, str]:
             "ports": [{"name": "rendezvous", "port": job.port}],
         },
     }
-    body: dict[str, Any] = {
+
+
+def _indexed_job(job: Job) -> dict[str, Any]:
+    return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": job.name, "labels": {"app": job.name}},
+        "metadata": {"name": job.name},
         "spec": {
             "completionMode": "Indexed",
             "completions": job.nodes,
@@ -56,26 +90,35 @@ def k8s(job: Job) -> dict[str, str]:
             "template": {"metadata": {"labels": {"app": job.name}}, "spec": _pod(job)},
         },
     }
-    if job.queue:
-        for each in (service, body):
-            each["metadata"]["namespace"] = job.queue  # type: ignore[index]
-    note = (
-        f"# kubectl apply -f {job.name}.yaml\n"
-        f"# Secrets: kubectl create secret generic {job.name} --from-literal=NAME=...\n"
-    )
-    return {f"{job.name}.yaml": f"{note}{to_yaml(service)}---\n{to_yaml(body)}"}
 
 
 def _pod(job: Job) -> dict[str, Any]:
-    command = _torchrun(job, rank='"$JOB_COMPLETION_INDEX"', head=f"{job.name}-0.{job.name}")
     volumes: list[dict[str, Any]] = [
         {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}}
     ]
     places: list[dict[str, Any]] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]
+    if job.config_text is not None:
+        folder = str(PurePosixPath(job.config).parent)
+        volumes.append({"name": "configuration", "configMap": {"name": job.name}})
+        places.append({"name": "configuration", "mountPath": folder, "readOnly": True})
     for number, mount in enumerate(job.mounts):
         claim = {"claimName": mount.source}
         volumes.append({"name": f"storage-{number}", "persistentVolumeClaim": claim})
         places.append({"name": f"storage-{number}", "mountPath": mount.path})
+    return {
+        "subdomain": job.name,
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 180,
+        "automountServiceAccountToken": False,
+        # The image runs as this user, who else may not write to fresh storage.
+        "securityContext": {"fsGroup": 1000, "fsGroupChangePolicy": "OnRootMismatch"},
+        "containers": [_container(job, places)],
+        "volumes": volumes,
+    }
+
+
+def _container(job: Job, places: list[dict[str, Any]]) -> dict[str, Any]:
+    command = _torchrun(job, rank='"$JOB_COMPLETION_INDEX"', head=f"{job.name}-0.{job.name}")
     environment: list[dict[str, Any]] = [
         {"name": name, "value": text} for name, text in job.variables.items()
     ]
@@ -97,35 +140,30 @@ def _pod(job: Job) -> dict[str, Any]:
         },
         "volumeMounts": places,
     }
-    if environment:
-        container["env"] = environment
-    return {
-        "subdomain": job.name,
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": 180,
-        "automountServiceAccountToken": False,
-        "containers": [container],
-        "volumes": volumes,
-    }
+    return container | ({"env": environment} if environment else {})
 
 
 def azureml(job: Job) -> dict[str, str]:
     """A command job of Azure ML: it starts the ranks itself and sets torch's variables."""
-    inputs = {
+    storage = {
         f"storage_{number}": {"type": "uri_folder", "path": mount.source, "mode": "rw_mount"}
         for number, mount in enumerate(job.mounts)
     }
-    command = job.command()
     links = "".join(
-        f"ln -sfn ${{{{outputs.{name}}}}} {shlex.quote(mount.path)}\n"
-        for name, mount in zip(inputs, job.mounts, strict=True)
+        # All ranks of a machine run this; the first one makes the link.
+        f"ln -s ${{{{outputs.{name}}}}} {shlex.quote(mount.path)} 2> /dev/null || "
+        f"test -e {shlex.quote(mount.path)}\n"
+        for name, mount in zip(storage, job.mounts, strict=True)
     )
+    carried = job.config_text is not None
+    command = (replace(job, config=_INPUT) if carried else job).command()
+    command = command.replace(shlex.quote(_INPUT), _INPUT)
     body: dict[str, Any] = {
         "$schema": "https://azuremlschemas.azureedge.net/latest/commandJob.schema.json",
         "type": "command",
         "display_name": job.name,
         "experiment_name": job.name,
-        "command": f"{_vault(job)}{links}{command}\n",
+        "command": f"set -eu\n{_vault(job)}{links}{command}\n",
         "environment": {"image": job.image},
         "compute": f"azureml:{job.queue or 'gpu-cluster'}",
         "distribution": {"type": "pytorch", "process_count_per_instance": job.processes},
@@ -133,23 +171,33 @@ def azureml(job: Job) -> dict[str, str]:
         "limits": {"timeout": job.minutes * 60},
         "environment_variables": dict(job.variables),
     }
-    if inputs:
-        body["outputs"] = inputs
+    if carried:
+        body["inputs"] = {"config": {"type": "uri_file", "path": f"./{job.name}.toml"}}
+    if storage:
+        body["outputs"] = storage
     if job.secrets:
         body["identity"] = {"type": "managed"}
+    files = {f"{job.name}.azureml.yaml": _azureml_note(job) + to_yaml(body)}
+    return files | ({f"{job.name}.toml": job.config_text or ""} if carried else {})
+
+
+_INPUT = "${{inputs.config}}"
+
+
+def _azureml_note(job: Job) -> str:
+    note = f"# az ml job create --file {job.name}.azureml.yaml" + (
+        f" --resource-group {job.account}\n" if job.account else "\n"
+    )
     vault = "".join(
         f"#   az keyvault secret set --vault-name VAULT --name {_vault_name(name)} --value ...\n"
         for name in job.secrets
     )
-    note = f"# az ml job create --file {job.name}.azureml.yaml" + (
-        f" --resource-group {job.account}\n" if job.account else "\n"
-    )
     if vault:
         note += (
-            f"# Secrets stay in the key vault that the variable VAULT names, where the job's\n"
-            f"# identity reads them (the image needs the Azure CLI):\n{vault}"
+            f"# Secrets stay in the key vault that the variable VAULT names (--env VAULT=...),\n"
+            f"# where the job's identity reads them (the image needs the Azure CLI):\n{vault}"
         )
-    return {f"{job.name}.azureml.yaml": note + to_yaml(body)}
+    return note
 
 
 def azure_vm(job: Job) -> dict[str, str]:
@@ -176,10 +224,11 @@ def azure_vm(job: Job) -> dict[str, str]:
 set -euo pipefail
 az vmss create {lines}
 """
+    files = [{"path": f"/opt/{job.name}.sh", "permissions": "0755", "content": _machine(job)}]
+    if job.config_text is not None:
+        files.append({"path": job.config, "permissions": "0644", "content": job.config_text})
     cloud_init = {
-        "write_files": [
-            {"path": f"/opt/{job.name}.sh", "permissions": "0755", "content": _machine(job)}
-        ],
+        "write_files": files,
         "runcmd": [*_mounts(job), _service(job)],
     }
     note = "#cloud-config\n# What each machine does when it starts. No secret stands here.\n"
@@ -187,8 +236,20 @@ az vmss create {lines}
 
 
 def _machine(job: Job) -> str:
-    """The script of one machine: which one it is, the secrets, torchrun."""
+    """The script of one machine: which one it is, the secrets, torchrun in the container."""
     command = _torchrun(job, rank='"$rank"', head='"$head"')
+    folders = [mount.path for mount in job.mounts]
+    places = [f"{shlex.quote(f'{path}:{path}')}" for path in folders]
+    if job.config_text is not None:
+        places.append(shlex.quote(f"{job.config}:{job.config}:ro"))
+    options = [
+        *(["--gpus all"] if job.use_gpu else []),
+        "--network host --ipc host --ulimit memlock=-1",
+        *(f"--volume {place}" for place in places),
+        *(f"--env {name}" for name in (*job.variables, *job.secrets)),
+        shlex.quote(job.image),
+    ]
+    container = " \\\n  ".join(["docker run --rm", *options])
     about = (
         "http://169.254.169.254/metadata/instance/compute/name?api-version=2021-02-01&format=text"
     )
@@ -198,7 +259,8 @@ set -euo pipefail
 name="$(curl -fsS --noproxy '*' -H Metadata:true '{about}')"
 rank="${{name##*_}}"
 head="${{HEAD:-{job.name}000000}}"
-{_vault(job)}{job.exports()}exec {command}
+{_vault(job)}{job.exports()}exec {container} \\
+  {command}
 """
 
 
@@ -213,7 +275,11 @@ def _mounts(job: Job) -> list[list[str]]:
 
 def _service(job: Job) -> list[str]:
     """Start the script as a service that is restarted when it fails."""
-    properties = ["Restart=on-failure", "RestartSec=30", f"StartLimitBurst={job.restarts + 1}"]
+    properties = [
+        *("Restart=on-failure", "RestartSec=30"),
+        # Counted over the whole job: in systemd's ten seconds there is no second start.
+        *(f"StartLimitBurst={job.restarts + 1}", f"StartLimitIntervalSec={job.minutes}min"),
+    ]
     words = [word for each in properties for word in ("--property", each)]
     return ["systemd-run", f"--unit={job.name}", *words, f"/opt/{job.name}.sh"]
 

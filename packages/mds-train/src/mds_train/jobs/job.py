@@ -6,10 +6,14 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 
 from mds_train.errors import UsageError
 
-__all__ = ["Job", "Mount"]
+__all__ = ["UNNAMED", "Job", "Mount"]
+
+UNNAMED = "HEAD_NODE"
+"""Stands for the first machine, whose name nobody has said."""
 
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,45}[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -42,6 +46,8 @@ class Job:
     name: str
     config: str
     """Path of the TOML file, as the job sees it."""
+    config_text: str | None = None
+    """The file itself, where the job's files carry it; None where the job finds it on a disk."""
     run_dir: str
     """Folder of the run, on storage that all machines and later starts see."""
     overrides: Sequence[str] = ()
@@ -56,7 +62,7 @@ class Job:
     fewest: int = 1
     """Machines with which the job is still started again after a failure."""
     port: int = 29400
-    host: str = "HEAD_NODE"
+    host: str = UNNAMED
     """Name of the first machine, where the launcher does not know it."""
     image: str = "mds-train:latest"
     mounts: Sequence[Mount] = ()
@@ -85,6 +91,19 @@ class Job:
     def world_size(self) -> int:
         """All ranks."""
         return self.nodes * self.processes
+
+    @property
+    def head(self) -> str:
+        """What a script takes for the first machine unless HEAD names it."""
+        if self.nodes == 1:
+            return "${HEAD:-127.0.0.1}"
+        if self.host == UNNAMED:
+            return "${HEAD:?name the first machine in it, or write the job with --host}"
+        return f"${{HEAD:-{self.host}}}"
+
+    def is_mounted(self, path: str) -> bool:
+        """Whether something lies on one of the mounts."""
+        return any(PurePosixPath(path).is_relative_to(mount.path) for mount in self.mounts)
 
     def arguments(self) -> list[str]:
         """Words behind ``mds-train``: start, or go on from the newest checkpoint."""

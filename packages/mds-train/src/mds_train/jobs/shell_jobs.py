@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mds_train.jobs.job import Job
+from mds_train.jobs.job import UNNAMED, Job
 
 __all__ = ["deepspeed", "local", "mpi", "slurm", "torchrun"]
 
@@ -16,7 +16,7 @@ def local(job: Job) -> dict[str, str]:
     if job.processes > 1:
         program = ("torchrun", "--standalone", f"--nproc-per-node={job.processes}", *_MODULE)
     text = f"{_HEAD}# {job.name}: on this machine, {job.processes} ranks.\n{_STRICT}{job.exports()}"
-    return {f"{job.name}.sh": f"{text}{job.command(program)}\n"}
+    return {f"{job.name}.sh": f"{text}exec {job.command(program)}\n"}
 
 
 _MODULE = ("-m", "mds_train")
@@ -52,7 +52,7 @@ def torchrun(job: Job) -> dict[str, str]:
 # of the first machine, and GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME the interface of that network.
 {_STRICT}\
 rank="${{1:?say which machine this is: 0 for the first one}}"
-head="${{HEAD:-{job.host}}}"
+head="{job.head}"
 address="${{ADDRESS:-$(hostname -I | cut -d ' ' -f 1)}}"
 {job.exports()}\
 exec {command}
@@ -62,7 +62,6 @@ exec {command}
 
 def deepspeed(job: Job) -> dict[str, str]:
     """DeepSpeed's launcher with a host file and without ssh: the script runs on every machine."""
-    hosts = [job.host, *(f"{job.host}-{number}" for number in range(1, job.nodes))]
     program = (
         "deepspeed",
         *("--hostfile", "hostfile", "--no_ssh", "--node_rank", "@RANK@"),
@@ -75,12 +74,12 @@ def deepspeed(job: Job) -> dict[str, str]:
 #   ./{job.name}.sh 0    (on the first one; 1, 2 ... on the others, at the same time)
 {_STRICT}\
 rank="${{1:?say which machine this is: 0 for the first one}}"
-head="${{HEAD:-{job.host}}}"
+head="{job.head}"
+cd "$(dirname "$0")"
 {job.exports()}\
-{command}
+exec {command}
 """
-    lines = "".join(f"{host} slots={job.processes}\n" for host in hosts)
-    return {f"{job.name}.sh": script, "hostfile": lines}
+    return {f"{job.name}.sh": script, "hostfile": _hostfile(job)}
 
 
 def slurm(job: Job) -> dict[str, str]:
@@ -110,6 +109,8 @@ def slurm(job: Job) -> dict[str, str]:
     srun: tuple[str, ...] = ("srun", "--kill-on-bad-exit=1", f"--cpus-per-task={job.cpus}")
     if job.mounts:
         places = ",".join(f"{mount.source}:{mount.path}" for mount in job.mounts)
+        if not job.is_mounted(job.config):
+            places += f",{job.config}:{job.config}:ro"
         srun = (*srun, f"--container-image={job.image}", f"--container-mounts={places}")
     return {
         f"{job.name}.sbatch": f"""{_HEAD}{header}\
@@ -137,15 +138,21 @@ def mpi(job: Job) -> dict[str, str]:
         *(word for name in names for word in ("-x", name)),
         *("bash", "-c", ranks, "mds-train"),
     )
-    hosts = [job.host, *(f"{job.host}-{number}" for number in range(1, job.nodes))]
     script = f"""{_HEAD}\
 # {job.name}: {job.nodes} machines with {job.processes} ranks each. Write their names into hostfile.
 {_STRICT}\
-export MASTER_ADDR="${{HEAD:-{job.host}}}" MASTER_PORT={job.port}
+MASTER_ADDR="{job.head}"
+export MASTER_ADDR MASTER_PORT={job.port}
+cd "$(dirname "$0")"
 {job.exports()}\
 # The ranks' own variables are read where the ranks are.
 # shellcheck disable=SC2016
-{job.command(program)}
+exec {job.command(program)}
 """
-    lines = "".join(f"{host} slots={job.processes}\n" for host in hosts)
-    return {f"{job.name}.sh": script, "hostfile": lines}
+    return {f"{job.name}.sh": script, "hostfile": _hostfile(job)}
+
+
+def _hostfile(job: Job) -> str:
+    first = "localhost" if job.nodes == 1 and job.host == UNNAMED else job.host
+    hosts = [first, *(f"{first}-{number}" for number in range(1, job.nodes))]
+    return "".join(f"{host} slots={job.processes}\n" for host in hosts)

@@ -3,9 +3,9 @@
 set -euo pipefail
 export NOTE='it'"'"'s two words'
 : "${WANDB_API_KEY:?set it before you submit the job}"
-torchrun \
+exec torchrun \
   --standalone \
-  --nproc-per-node=8 -m mds_train run configs/run.toml \
+  --nproc-per-node=8 -m mds_train run /home/me/configs/run.toml \
   --parallel.tp-size 8 \
   --train.run-dir '/data/my run' \
   --checkpoint.load '/data/my run' \

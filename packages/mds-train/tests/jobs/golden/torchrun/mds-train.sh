@@ -5,7 +5,7 @@
 # of the first machine, and GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME the interface of that network.
 set -euo pipefail
 rank="${1:?say which machine this is: 0 for the first one}"
-head="${HEAD:-HEAD_NODE}"
+head="${HEAD:?name the first machine in it, or write the job with --host}"
 address="${ADDRESS:-$(hostname -I | cut -d ' ' -f 1)}"
 export NOTE='it'"'"'s two words'
 : "${WANDB_API_KEY:?set it before you submit the job}"
@@ -18,7 +18,7 @@ exec python -m mds_train.jobs.supervisor \
   --processes=8 \
   --fewest=1 \
   --restarts=3 \
-  -- run configs/run.toml \
+  -- run /home/me/configs/run.toml \
   --parallel.tp-size 8 \
   --train.run-dir '/data/my run' \
   --checkpoint.load '/data/my run' \
