@@ -217,29 +217,44 @@ def _of_json(
         return {}
     imported.idle += findings.idle
     imported.left_out += findings.left_out
-    taken: dict[str, Setting] = {}
-    for key, value in findings.settings.items():
-        place = f"DeepSpeed's {findings.places[key]}"
-        try:
-            declared = as_declared(field_table(TrainConfig)[key].annotation, value)
-        except TypeError:
-            wanted = type_name(field_table(TrainConfig)[key].annotation)
-            imported.left_out.append(f"{place}: {value!r} is not {wanted}.")
-            continue
-        earlier = settings.get(key)
-        contradicts = earlier is not None and earlier.value != declared
-        if key == "train.gradient_clipping" and "gradient_clipping" not in json_text:
-            imported.remarks.append(
+    taken = {
+        key: item
+        for key, value in findings.settings.items()
+        if (item := _declared(key, value, findings.places[key], imported)) is not None
+    }
+    for key, item in taken.items():
+        silent = key == "train.gradient_clipping" and "gradient_clipping" not in json_text
+        imported.remarks += _overruled(key, item, settings.get(key), silent=silent)
+    return taken
+
+
+def _declared(key: str, value: object, place: str, imported: Imported) -> Setting | None:
+    """What the JSON says as the field's type; None where it is of another."""
+    annotation = field_table(TrainConfig)[key].annotation
+    try:
+        return Setting(value=as_declared(annotation, value), origin=f"DeepSpeed's {place}")
+    except TypeError:
+        imported.left_out.append(f"DeepSpeed's {place}: {value!r} is not {type_name(annotation)}.")
+        return None
+
+
+def _overruled(key: str, taken: Setting, earlier: Setting | None, *, silent: bool) -> list[str]:
+    """What to say where the JSON has another value than a flag."""
+    if silent:
+        return [
+            (
                 f"{key}: DeepSpeed's JSON has none, so the original clips nothing, whatever "
                 f"--clip-grad says; 0 was taken."
             )
-        elif earlier is not None and contradicts and earlier.origin.startswith("--"):
-            imported.remarks.append(
-                f"{key}: {earlier.origin} says {earlier.value}, {place} {declared}; DeepSpeed goes "
-                f"by its JSON, so that was taken."
-            )
-        taken[key] = Setting(value=declared, origin=place)
-    return taken
+        ]
+    if earlier is None or earlier.value == taken.value or not earlier.origin.startswith("--"):
+        return []
+    return [
+        (
+            f"{key}: {earlier.origin} says {earlier.value}, {taken.origin} {taken.value}; DeepSpeed "
+            f"goes by its JSON, so that was taken."
+        )
+    ]
 
 
 def _complete(imported: Imported, values: Mapping[str, Sequence[str]], *, family: str) -> None:
