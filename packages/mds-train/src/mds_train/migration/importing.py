@@ -224,7 +224,8 @@ def _of_json(
     }
     for key, item in taken.items():
         silent = key == "train.gradient_clipping" and "gradient_clipping" not in json_text
-        imported.remarks += _overruled(key, item, settings.get(key), silent=silent)
+        if said := _overruled(key, item, settings.get(key), silent=silent):
+            imported.remarks.append(said)
     return taken
 
 
@@ -238,23 +239,19 @@ def _declared(key: str, value: object, place: str, imported: Imported) -> Settin
         return None
 
 
-def _overruled(key: str, taken: Setting, earlier: Setting | None, *, silent: bool) -> list[str]:
-    """What to say where the JSON has another value than a flag."""
+def _overruled(key: str, taken: Setting, earlier: Setting | None, *, silent: bool) -> str:
+    """What to say where the JSON has another value than a flag; empty for nothing."""
     if silent:
-        return [
-            (
-                f"{key}: DeepSpeed's JSON has none, so the original clips nothing, whatever "
-                f"--clip-grad says; 0 was taken."
-            )
-        ]
-    if earlier is None or earlier.value == taken.value or not earlier.origin.startswith("--"):
-        return []
-    return [
-        (
-            f"{key}: {earlier.origin} says {earlier.value}, {taken.origin} {taken.value}; DeepSpeed "
-            f"goes by its JSON, so that was taken."
+        return (
+            f"{key}: DeepSpeed's JSON has none, so the original clips nothing, whatever "
+            f"--clip-grad says; 0 was taken."
         )
-    ]
+    if earlier is None or earlier.value == taken.value or not earlier.origin.startswith("--"):
+        return ""
+    return (
+        f"{key}: {earlier.origin} says {earlier.value}, {taken.origin} {taken.value}; "
+        f"DeepSpeed goes by its JSON, so that was taken."
+    )
 
 
 def _complete(imported: Imported, values: Mapping[str, Sequence[str]], *, family: str) -> None:
