@@ -50,7 +50,12 @@ def test_without_a_ramp_every_batch_is_the_global_one() -> None:
 
 @pytest.mark.parametrize(
     ("ramp", "message"),
-    [((8, 8), "three whole numbers"), ((16, 10, 100), "does not lead to"), ((0, 8, 9), "three")],
+    [
+        ((8, 8), "three whole numbers"),
+        ((16, 10, 100), "does not lead to"),
+        ((80, 8, 100), "starts at 80, above train.global_batch_size 64"),
+        ((0, 8, 9), "three"),
+    ],
 )
 def test_a_ramp_that_cannot_be_is_refused(ramp: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):

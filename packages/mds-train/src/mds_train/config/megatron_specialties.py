@@ -139,7 +139,16 @@ _DATA: tuple[OldFlag, ...] = (
         "--train-sample-idx-path",
         "--train-shuffle-idx-path",
         "--train-data-exact-num-epochs",
+    ),
+    _refused(
+        "leave it out: every layer sees every token here; --data.curriculum-start-length spares "
+        "work at the start of a training",
         "--random-ltd",
+    ),
+    _refused(
+        "write --global-batch-size, the samples of one update: --micro-batch-size times the "
+        "data-parallel ranks times the accumulation",
+        "--gradient-accumulation-steps",
     ),
     _refused(
         "leave it out: `mds-data split` and --data.weights choose parts of the data",

@@ -89,7 +89,12 @@ def _check_rampup(ramp: tuple[int, ...], *, final: int) -> None:
             f"first batch's size, what is added each time, and the samples over which it grows."
         )
     start, increment, _ = ramp
-    if start > final or (final - start) % increment:
+    if start > final:
+        raise ValueError(
+            f"train.rampup_batch_size starts at {start}, above train.global_batch_size {final}, to "
+            f"which it grows; lower the one or raise the other."
+        )
+    if (final - start) % increment:
         raise ValueError(
             f"train.rampup_batch_size goes from {start} by {increment}, which does not lead to "
             f"train.global_batch_size {final}; choose an increment that divides {final - start}."
