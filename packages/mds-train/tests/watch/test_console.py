@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,18 @@ def test_beginning_validation_and_end_are_told() -> None:
     )
     assert any("validation loss 2.5000 (ppl 12.18) on 1.00k tokens" in line for line in lines)
     assert lines[-2] == "Done at step 10 after 1m01s, loss 3.0000, validation loss 3.1000."
+
+
+def test_a_run_that_is_at_its_end_says_how_to_go_on() -> None:
+    console = Console(file=io.StringIO(), width=40)
+    watcher = ConsoleWatcher(console, interval=4, peak_tflops=None)
+
+    watcher.on_start(replace(start(Path("run")), step=10))
+    watcher.on_finish(finish(10))
+
+    assert isinstance(console.file, io.StringIO)
+    assert "No step was left to do: raise train.train_steps" in console.file.getvalue()
+    assert not any("No step" in line for line in lines_of())
 
 
 def test_a_terminal_gets_a_progress_bar_besides() -> None:

@@ -95,6 +95,11 @@ class ConsoleWatcher:
         if report.validation_loss is not None:
             parts.append(f"validation loss {report.validation_loss:.4f}")
         self._say(", ".join(parts) + ".")
+        if report.reason == "done" and report.step == self._started().step:
+            self._say(
+                "No step was left to do: raise train.train_steps to go on, with schedule.override "
+                "to stretch the schedule to it."
+            )
         if report.checkpoint is not None:
             self._say(f"Checkpoint: {report.checkpoint}")
 
