@@ -105,6 +105,7 @@ def test_a_run_may_pause_and_go_on(folder: Path) -> None:
 
     assert result.reason == "exit-step"
     assert [step.step for step in recorder.steps] == [5, 6]
+    assert not any("Changed since" in event.message for event in recorder.events)
     last = Path("checkpoints") / "step-6"
     assert checkpoint_differences(folder / "run" / last, folder / "again" / last) == []
 

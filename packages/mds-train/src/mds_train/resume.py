@@ -19,6 +19,7 @@ from mds_ckpt import Checkpoint, LazyTensor, commit, open_checkpoint
 from mds_ckpt.read_options import ReadOptions
 from mds_core.sharding import ParameterShard, flat_pieces
 from mds_train.assembly import Parts
+from mds_train.changed_settings import changed_settings
 from mds_train.config import CheckpointConfig
 from mds_train.config.schema import continues_itself
 from mds_train.data.families import kind_of_samples
@@ -201,6 +202,8 @@ def _load(parts: Parts, source: _Source) -> Origin:
     what = "the weights of" if weights_only else "all of"
     message = f"Loaded {what} {source.folder} (step {checkpoint.step})."
     manifest = checkpoint.manifest
+    saved = checkpoint.training.get("config") or {}
+    changed = changed_settings(saved, parts.config.as_dict()) if source.own else ""
     return Origin(
         state=state,
         checkpoint=source.folder,
@@ -208,7 +211,7 @@ def _load(parts: Parts, source: _Source) -> Origin:
         parent=None
         if manifest is None
         else described_parent(source.folder, manifest.uuid, manifest.provenance),
-        messages=(*source.messages, *checkpoint.notes, message, *notes),
+        messages=(*source.messages, *checkpoint.notes, message, *notes, *filter(None, (changed,))),
     )
 
 
