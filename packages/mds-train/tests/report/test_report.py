@@ -165,3 +165,26 @@ def test_what_is_no_run_is_refused_in_a_sentence(
 )
 def test_ticks_are_round_numbers(low: float, high: float, expected: list[float]) -> None:
     assert ticks(low, high) == pytest.approx(expected)
+
+
+def test_the_smoothed_loss_does_not_lie_above_a_falling_one(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "first", steps=400)
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    steady = [line for line in map(json.loads, lines) if line["kind"] == "train"]
+    steady = [{**line, "loss": 9.0 - 0.01 * line["step"]} for line in steady]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steady))
+
+    (loss, *_) = charts_of([read_run(run)])
+
+    raw, smoothed = loss.series
+    middle = slice(len(raw.y) // 4, 3 * len(raw.y) // 4)
+    assert smoothed.y[middle] == pytest.approx(raw.y[middle], abs=1e-3)
+    assert (smoothed.x[0], smoothed.x[-1]) == (1, 400)
+
+
+def test_resume_points_of_several_runs_are_named(tmp_path: Path) -> None:
+    runs = [read_run(write_run(tmp_path / name)) for name in ("first", "second")]
+
+    (loss, *_) = charts_of(runs)
+
+    assert [mark.label for mark in loss.marks] == ["first resumed", "second resumed"]

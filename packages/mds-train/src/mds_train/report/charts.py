@@ -10,7 +10,7 @@ from mds_train.watch.curves import smooth
 
 __all__ = ["Chart", "Mark", "Series", "charts_of"]
 
-_MOST_POINTS = 400
+_MOST_POINTS, _MOST_MARKS = 400, 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,12 +67,12 @@ def charts_of(
         _simple(runs, "lr", name="learning-rate", title="Learning rate", y_label="", x=x),
         _simple(runs, "grad_norm", name="gradient-norm", title="Gradient norm", y_label="", x=x),
         _rate(runs, lambda run: 1.0, "throughput", "Throughput", "tokens/s", x=x),
-        _rate(runs, _teraflops, "teraflops", "TFLOP/s of all ranks", "TFLOP/s", x=x),
+        _rate(runs, _teraflops, "teraflops", "Computed by all ranks", "TFLOP/s", x=x),
         *([_mfu(runs, peak_tflops, x=x)] if peak_tflops else []),
         _stall(runs, x=x),
         _simple(
             runs, "memory_bytes", name="memory", title="Memory of the fullest rank", y_label="GiB",
-            x=x, scale=2.0**-30,
+            x=x, scale=2.0**-30, from_zero=True,
         ),
         *_scaling(runs),
     ]  # fmt: skip
@@ -90,8 +90,7 @@ def _loss(runs: Sequence[Run], *, x: str) -> Chart:
     for number, run in enumerate(runs):
         steps, losses = run.series("loss", x=x)
         thin_x, thin_y = _thinned(steps, losses)
-        weight = 1 - 1 / max(2.0, len(losses) / 40)
-        smoothed = _thinned(steps, smooth(losses, weight=weight))
+        smoothed = _thinned(steps, _smoothed(losses))
         if len(runs) == 1:
             series.append(Series(label="", x=thin_x, y=thin_y, colour=number, faint=True))
         label = _label(run, runs, "training (smoothed)" if len(runs) == 1 else "")
@@ -107,17 +106,25 @@ def _loss(runs: Sequence[Run], *, x: str) -> Chart:
             )
             for place, (name, (places, values)) in enumerate(run.validation(x=x).items(), start=1)
         ]
-        marks += _resumes(run, x=x)
+        marks += _resumes(run, x=x, label=_label(run, runs, "resumed"))
     return Chart(
         name="loss", title="Loss", x_label=_x_label(x), y_label="nats a token", series=series,
-        marks=marks if len(runs) == 1 else (), note=_jump_note(runs),
+        marks=marks if len(marks) <= _MOST_MARKS else (), note=_jump_note(runs),
     )  # fmt: skip
 
 
-def _resumes(run: Run, *, x: str) -> list[Mark]:
+def _smoothed(values: Sequence[float]) -> list[float]:
+    """Means weighted alike to both sides: of the past alone they would lie above a falling loss."""
+    weight = 1 - 1 / max(2.0, len(values) / 80)
+    before = smooth(values, weight=weight)
+    after = smooth(values[::-1], weight=weight)[::-1]
+    return [(a + b) / 2 for a, b in zip(before, after, strict=True)]
+
+
+def _resumes(run: Run, *, x: str, label: str) -> list[Mark]:
     places = {int(entry["step"]): entry.get(x) for entry in run.history.train}
     found = [(step, step if x == "step" else places.get(step)) for step in run.history.resume_steps]
-    return [Mark(x=float(at), label="resumed") for _, at in found if at is not None]
+    return [Mark(x=float(at), label=label) for _, at in found if at is not None]
 
 
 def _jump_note(runs: Sequence[Run]) -> str:
@@ -137,14 +144,25 @@ def _x_label(x: str) -> str:
 
 
 def _simple(
-    runs: Sequence[Run], key: str, *, name: str, title: str, y_label: str, x: str, scale: float = 1
+    runs: Sequence[Run],
+    key: str,
+    *,
+    name: str,
+    title: str,
+    y_label: str,
+    x: str,
+    scale: float = 1,
+    from_zero: bool = False,
 ) -> Chart:
     series = []
     for number, run in enumerate(runs):
         places, values = _thinned(*run.series(key, x=x))
         scaled = [scale * value for value in values]
         series.append(Series(label=_label(run, runs), x=places, y=scaled, colour=number))
-    return Chart(name=name, title=title, x_label=_x_label(x), y_label=y_label, series=series)
+    return Chart(
+        name=name, title=title, x_label=_x_label(x), y_label=y_label, series=series,
+        from_zero=from_zero,
+    )  # fmt: skip
 
 
 def _rate(
@@ -241,10 +259,11 @@ def _thinned(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[
     if len(x) <= _MOST_POINTS:
         return list(x), list(y)
     size = 2 * len(x) / _MOST_POINTS
-    kept: list[int] = []
+    kept = [0]
     for stretch in range(_MOST_POINTS // 2):
         inside = range(int(stretch * size), min(len(x), int((stretch + 1) * size)))
         if inside:
             low, high = min(inside, key=y.__getitem__), max(inside, key=y.__getitem__)
-            kept += sorted({low, high})
+            kept += sorted({low, high} - {0, len(x) - 1})
+    kept.append(len(x) - 1)
     return [x[i] for i in kept], [y[i] for i in kept]

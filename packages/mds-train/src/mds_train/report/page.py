@@ -29,13 +29,16 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
 th, td { text-align: left; padding: .25rem .9rem .25rem 0; border-bottom: 1px solid var(--rule);
   vertical-align: top; overflow-wrap: anywhere; }
 th { color: var(--soft); font-weight: 500; }
+.sum td:not(:first-child), .sum th { white-space: nowrap; overflow-wrap: normal; }
+.sum td:first-child { min-width: 7rem; } .sum { display: block; overflow-x: auto; }
 svg { width: 100%; height: auto; display: block; }
 .g { stroke: var(--rule); } .m { stroke: var(--soft); stroke-dasharray: 2 4; }
 .a { font-size: 11px; fill: var(--soft); }
 .l { fill: none; stroke-width: 1.8; stroke-linejoin: round; }
 .faint { opacity: .3; stroke-width: 1; } .dashed { stroke-dasharray: 5 4; }
 .key { display: inline-block; margin-right: 1.2rem; } .key i { display: inline-block; width: 1.1rem;
-  height: .2rem; margin-right: .4rem; vertical-align: middle; }
+  margin-right: .4rem; vertical-align: middle; border-top: .2rem solid; }
+.key .broken { border-top-style: dashed; }
 .c0 { stroke: var(--c0); } .c1 { stroke: var(--c1); } .c2 { stroke: var(--c2); }
 .c3 { stroke: var(--c3); } .c4 { stroke: var(--c4); } .c5 { stroke: var(--c5); }
 .c6 { stroke: var(--c6); } .c7 { stroke: var(--c7); } .d { fill: var(--paper); stroke-width: 1.8; }
@@ -81,7 +84,7 @@ def _summary(runs: Sequence[Run]) -> str:
     names = ["run", "steps", "tokens", "time", "loss", "validation", "best", "tokens/s", "TFLOP/s"]
     names += ["layout"]
     rows = "".join(_row(_summary_cells(run)) for run in runs)
-    return f"<table>{_row(names, tag='th')}{rows}</table>"
+    return f'<table class="sum">{_row(names, tag="th")}{rows}</table>'
 
 
 def _summary_cells(run: Run) -> list[str]:
@@ -111,8 +114,8 @@ def _chart(chart: Chart) -> str:
     unit = f' <span class="soft">{html.escape(chart.y_label)}</span>' if chart.y_label else ""
     named = [series for series in chart.series if series.label and series.x]
     keys = "".join(
-        f'<span class="key"><i style="background: var(--c{each.colour % 8})"></i>'
-        f"{html.escape(each.label)}</span>"
+        f'<span class="key"><i{" class=broken" * each.dashed} '
+        f'style="border-color: var(--c{each.colour % 8})"></i>{html.escape(each.label)}</span>'
         for each in named
     )
     legend = f'<p class="soft">{keys}</p>' if len(named) > 1 else ""
