@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ from mds_train.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from mds_train.config.loading import Settings
 
 __all__ = ["EXAMPLES", "add_arguments", "run_recipes"]
 
@@ -62,7 +65,7 @@ def run_recipes(options: argparse.Namespace, console: Console) -> int:
         as_flags(settings, title=recipe.title)
         if options.shell
         else f"# {recipe.title}\n# GPUs: {recipe.gpus} of {recipe.gpu_gigabytes} GB\n\n"
-        f"{given_settings(settings)}"
+        f"{given_settings(_by_file(settings))}"
     )
     if options.output is None:
         sys.stdout.write(text)
@@ -72,6 +75,13 @@ def run_recipes(options: argparse.Namespace, console: Console) -> int:
     options.output.write_text(text, encoding="utf-8")
     sys.stdout.write(f"{options.output}\n")
     return ExitCode.DONE
+
+
+def _by_file(settings: Settings) -> Settings:
+    """With the names of the recipes' files, not where they are installed."""
+    return {
+        key: replace(setting, origin=Path(setting.origin).name) for key, setting in settings.items()
+    }
 
 
 def _list(console: Console) -> int:
