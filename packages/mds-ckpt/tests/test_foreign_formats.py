@@ -402,6 +402,8 @@ def neox(root: Path, sample: Sample, *, configs: str | None = YAML) -> Path:
         for rank in range(sample.tp):
             files.setdefault((layer, rank), {})[key] = sample.local("weight", name, rank)
     for (layer, rank), tensors in files.items():
+        if "attention.dense.weight" in tensors:  # a buffer, which is no parameter
+            tensors["attention.rotary_emb.inv_freq"] = np.ones(2, "f4")
         save_torch_file(
             folder / f"layer_{layer:02d}-model_{rank:02d}-model_states.pt", ordered(tensors)
         )

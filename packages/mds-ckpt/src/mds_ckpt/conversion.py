@@ -110,20 +110,22 @@ def _opened(
     if widened is checkpoint or not (to in _WHOLE or options.weights_only):
         return checkpoint, Counter()
     reason = "weight: the fp32 masters are written in their place"
-    return widened, Counter({reason: len(checkpoint.tensors)})
+    return widened, Counter({reason: len(checkpoint.states["master"])})
 
 
 def _with_masters(checkpoint: Checkpoint, options: Options) -> Checkpoint:
     """The checkpoint with the fp32 masters as its weights, if fp32 is asked for and they are there.
 
-    The stored weights are the masters rounded to a narrower type.
+    The stored weights are the masters rounded to a narrower type. Frozen parameters and buffers
+    have no masters.
     """
     weights, masters = checkpoint.tensors, checkpoint.states.get("master", {})
     is_narrow = any(tensor.dtype in ("BF16", "F16") for tensor in weights.values())
-    if options.dtype != "F32" or not is_narrow or masters.keys() != weights.keys():
+    is_known = bool(masters) and masters.keys() <= weights.keys()
+    if options.dtype != "F32" or not is_narrow or not is_known:
         return checkpoint
     states = {state: found for state, found in checkpoint.states.items() if state != "master"}
-    return replace(checkpoint, states={**states, "weight": masters})
+    return replace(checkpoint, states={**states, "weight": {**weights, **masters}})
 
 
 def _words_left_out(checkpoint: Checkpoint, vocab_size: int | None) -> Sequence[str]:

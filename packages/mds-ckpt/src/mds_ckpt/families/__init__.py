@@ -30,6 +30,8 @@ _T5 = (
 UNLIKE = MappingProxyType({"t5": _T5, "mt5": _T5, "umt5": _T5})
 """Model types, of transformers or ours, that have no counterpart, and why."""
 
+_NEEDED = ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
+
 
 def family_of(model_type: str) -> Family | None:
     """The family of transformers' ``model_type``."""
@@ -51,6 +53,9 @@ def choose(model: ModelRecord, *, prefer: str | None = None) -> Family:
         why = UNLIKE.get(model.family)
         kind = f"models of family '{model.family}' have no counterpart in transformers"
         raise ValueError(why or kind)
+    missing = [name for name in _NEEDED if model.config.get(name) is None]
+    if missing:
+        raise ValueError(f"the checkpoint does not say its {', '.join(missing)}")
     ordered = sorted(alike, key=lambda family: family.name != prefer)
     faults = {family.name: family.faults(model) for family in ordered}
     for family in ordered:

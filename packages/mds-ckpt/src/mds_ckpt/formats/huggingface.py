@@ -200,9 +200,11 @@ def _is_equal(part: Stored, twin: LazyTensor | None) -> bool:
 
 
 def _plan(checkpoint: Checkpoint, options: Options) -> Plan:
-    from mds_ckpt.writers.huggingface import plan
+    from mds_ckpt.writers import huggingface, own_names
 
-    return plan(checkpoint, options)
+    if checkpoint.model.family == "unknown":
+        return own_names.plan(checkpoint, options)
+    return huggingface.plan(checkpoint, options)
 
 
 FORMAT = Format(

@@ -269,9 +269,7 @@ class Assembly:
         error = self._refused(
             name if state == "weight" else f"{name} ({state})",
             known or f"its ranks do not hold it exactly once: {fault}",
-            "copy the files that are missing, or convert with --weights-only"
-            if state != "weight"
-            else "copy the files that are missing",
+            _remedy(state, fault),
         )
         if state == "weight":
             raise error
@@ -279,6 +277,14 @@ class Assembly:
 
     def _refused(self, name: str, reason: str, remedy: str) -> RejectedError:
         return RejectedError(self._path, reason, remedy=remedy, tensor=name)
+
+
+def _remedy(state: str, fault: str) -> str:
+    """What to do where ranks do not hold a tensor exactly once."""
+    if fault.endswith("overlap"):
+        return "files of two saves may lie in one folder; move those of the older one elsewhere"
+    copy = "copy the files that are missing"
+    return copy if state == "weight" else f"{copy}, or convert with --weights-only"
 
 
 def _stored_pieces(shard: Shard, part: Fragment) -> list[StoredPiece]:

@@ -18,7 +18,7 @@ from mds_ckpt.megatron.assemble import (
 from mds_ckpt.megatron.deepspeed_folder import Listing, list_folder
 from mds_ckpt.megatron.deepspeed_optimizer import OptimizerFiles
 from mds_ckpt.megatron.legacy_model import ModelReading, known_name, read_degrees
-from mds_ckpt.megatron.naming import Named, flatten
+from mds_ckpt.megatron.naming import BUFFERS, Named, flatten
 from mds_ckpt.megatron.pipeline_names import PipelineNames, numbered_keys
 from mds_ckpt.megatron.zero import is_expert, shapes_of
 from mds_ckpt.pickles.archive import TorchFile
@@ -74,6 +74,8 @@ class _Reader:
         optimizer.name_what_is_missing(states, assembly.incomplete)
         if not states.get("weight") or self._listing.stage_3_models:
             states = self._weights_from_masters(states)
+        if reading.family == "unknown":
+            states = self._with_aliases(states)
         step = optimizer.step()
         self._keep_random()
         return reading.checkpoint("deepspeed", states, self._degrees, zero_stage=stage, step=step)
@@ -115,6 +117,12 @@ class _Reader:
     def _check_blocks(self) -> None:
         """Blocks are numbered by their order, so a hole would shift all that follow it."""
         missing = self._names.missing_blocks()
+        if missing and any(layer in missing for layer, _ in self._listing.layers):
+            raise RejectedError(
+                self._folder,
+                f"layer {missing[0]} is no transformer block, and those around it are",
+                remedy="files of two saves may lie in one folder; move the older ones elsewhere",
+            )
         if missing:
             raise RejectedError(
                 self._folder,
@@ -147,7 +155,26 @@ class _Reader:
         if self._listing.models:
             self._add_modules(assembly)
         self._add_frozen(assembly)
+        self._add_buffers(assembly)
         self._add_experts(assembly)
+
+    def _is_buffer(self, key: str) -> bool:
+        """Whether a tensor is none of the model's parameters; of models that we know only."""
+        return self._reading.family != "unknown" and key.endswith(BUFFERS)
+
+    def _add_buffers(self, assembly: Assembly) -> None:
+        """Buffers of an unknown model, which stage 3 leaves whole beside emptied parameters."""
+        if self._reading.family != "unknown":
+            return
+        for (dp, rank), path in sorted(self._listing.stage_3_models.items()):
+            file = self._files.open(path)
+            module, names = file.value.get("module"), file.value.get("buffer_names")
+            if dp or not isinstance(module, Mapping) or not isinstance(names, list):
+                continue
+            for key, tensor in flatten(module):
+                if isinstance(tensor, TensorRef) and key in names:
+                    named = known_name(path, self._resolve(key), key)
+                    self._add_weight(assembly, named, file, tensor, rank % self._degrees.tp)
 
     def _add_frozen(self, assembly: Assembly) -> None:
         """Parameters that are not trained, which stage 3 shares out in the model files."""
@@ -190,7 +217,8 @@ class _Reader:
                 for key, tensor in flatten(file.value):
                     # Experts have files of their own; a layer's file has one rank's, if any.
                     is_double = bool(self._listing.experts) and is_expert(key)
-                    if isinstance(tensor, TensorRef) and not is_double:
+                    is_left_out = is_double or self._is_buffer(key)
+                    if isinstance(tensor, TensorRef) and not is_left_out:
                         named = known_name(path, self._names.of_file(layer, key), key)
                         self._refuse_double(path, tp, named)
                         self._add_weight(assembly, named, file, tensor, tp)
@@ -220,7 +248,7 @@ class _Reader:
                 # DeepSpeed's MoE saves a second copy of local experts under a broken prefix.
                 if not isinstance(tensor, TensorRef) or key.startswith("encoderlayers."):
                     continue
-                if stage and self._names.is_dead_copy(key):
+                if self._is_buffer(key) or (stage and self._names.is_dead_copy(key)):
                     continue
                 named = known_name(path, self._resolve(key), key)
                 self._refuse_double(path, tp_rank, named)
@@ -274,6 +302,18 @@ class _Reader:
             copy=copy,
         )
         assembly.add(named, "weight", fragment)
+
+    def _with_aliases(
+        self, states: Mapping[str, Mapping[str, LazyTensor]]
+    ) -> dict[str, dict[str, LazyTensor]]:
+        """With the parameters that the model has under two names, and the optimizer under one."""
+        shared = state_of(self._head).get("shared_params")
+        found = {state: dict(tensors) for state, tensors in states.items()}
+        for alias, name in shared.items() if isinstance(shared, Mapping) else ():
+            for tensors in found.values():
+                if isinstance(alias, str) and isinstance(name, str) and name in tensors:
+                    tensors.setdefault(alias, tensors[name])
+        return found
 
     def _weights_from_masters(
         self, states: Mapping[str, Mapping[str, LazyTensor]]

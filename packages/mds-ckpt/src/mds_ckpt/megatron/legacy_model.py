@@ -17,7 +17,7 @@ from mds_ckpt.megatron.naming import Named, canonical_name
 from mds_ckpt.megatron.random_state import RandomState
 from mds_ckpt.megatron.reshard import ModelFacts
 from mds_ckpt.pickles.archive import TorchFile
-from mds_ckpt.pickles.records import Namespace, Opaque
+from mds_ckpt.pickles.records import EnumRecord, Namespace, Opaque
 from mds_ckpt.read_options import ReadOptions
 from mds_ckpt.tensors.qkv import detect_layout
 
@@ -203,6 +203,7 @@ class ModelReading:
         """
         weights = states.get("weight", {})
         counters = self._counters(step)
+        self._name_foreign_objects()
         parallel: dict[str, Any] = degrees.record()
         if zero_stage is not None:
             parallel["zero_stage"] = zero_stage
@@ -219,6 +220,16 @@ class ModelReading:
             carried=self._carried(),
             notes=tuple(self.notes),
         )
+
+    def _name_foreign_objects(self) -> None:
+        foreign = {
+            name: plain(value)
+            for name, value in self.args.items()
+            if isinstance(value, Opaque | EnumRecord)
+        }
+        if foreign:
+            listed = ", ".join(f"{name} {value}" for name, value in foreign.items())
+            self.note(f"args hold objects of other code, which were not built: {listed[:1000]}")
 
     def _model(self, weights: Mapping[str, LazyTensor]) -> ModelRecord:
         words = weights.get("embedding.word_embeddings.weight")

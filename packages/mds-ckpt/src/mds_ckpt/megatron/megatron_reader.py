@@ -21,7 +21,7 @@ from mds_ckpt.megatron.indexed_state import (
     indexed_step,
 )
 from mds_ckpt.megatron.legacy_model import Degrees, ModelReading, args_of, known_name
-from mds_ckpt.megatron.naming import Named, flatten
+from mds_ckpt.megatron.naming import BUFFERS, Named, flatten
 from mds_ckpt.megatron.zero import FlatPart
 from mds_ckpt.pickles.archive import TorchFile, open_torch_file
 from mds_ckpt.pickles.records import TensorRef
@@ -32,7 +32,6 @@ __all__ = ["RankFolder", "list_ranks", "read_megatron"]
 FILE = "model_optim_rng.pt"
 _RANK = re.compile(r"mp_rank_(\d{2,5})(?:_(\d{3,5}))?(?:_(\d{3,5}))?")
 _CHUNK = re.compile(r"model(\d{0,4})")
-_BUFFERS = ("_extra_state", ".inv_freq", ".masked_bias", ".attn_mask")
 _HEAD_COPY = "word_embeddings_for_head.weight"
 MOST_ENTRIES = 100_000
 
@@ -109,7 +108,7 @@ def _open_rank(rank: RankFolder) -> _Rank:
             {
                 name: tensor
                 for name, tensor in flatten(state[key])
-                if isinstance(tensor, TensorRef) and not name.endswith(_BUFFERS)
+                if isinstance(tensor, TensorRef) and not name.endswith(BUFFERS)
             }
         )
     if not chunks:

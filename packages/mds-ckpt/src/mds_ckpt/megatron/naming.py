@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 __all__ = [
+    "BUFFERS",
     "Named",
     "Sharing",
     "block_name",
@@ -26,6 +27,8 @@ __all__ = [
     "with_expert",
 ]
 
+BUFFERS = ("_extra_state", ".inv_freq", ".masked_bias", ".attn_mask")
+"""Ends of names of tensors that a module keeps and that are no parameters."""
 Sharing = Literal["replicated", "column", "row", "vocab", "qkv", "query", "key_value", "gated"]
 """How ranks share a parameter: rows of the output, columns of the input, or a special row order."""
 

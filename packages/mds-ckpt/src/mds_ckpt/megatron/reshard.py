@@ -156,8 +156,8 @@ def divide_layers(
         )
     if not 1 <= stages <= num_layers:
         raise ValueError(
-            f"{num_layers} layers can't be divided among {stages} pipeline stages; every stage "
-            f"needs one. Ask for at most {num_layers} stages."
+            f"{num_layers} layers can't be divided among {stages} pipeline stages, of which each "
+            f"needs one"
         )
     quotient, rest = divmod(num_layers, stages)
     bounds = [0]
