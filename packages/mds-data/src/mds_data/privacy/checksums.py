@@ -13,6 +13,7 @@ __all__ = [
     "mod97",
     "verhoeff",
     "weighted",
+    "weighted_letters",
 ]
 
 _DOUBLED = (0, 2, 4, 6, 8, 1, 3, 5, 7, 9)
@@ -75,6 +76,11 @@ def verhoeff(digits: str) -> bool:
 def weighted(digits: str, weights: Sequence[int]) -> int:
     """Sum of digit times weight."""
     return sum(int(digit) * weight for digit, weight in zip(digits, weights, strict=False))
+
+
+def weighted_letters(characters: str) -> int:
+    """ICAO Doc 9303: weights 7, 3, 1; A is 10."""
+    return sum(int(each, 36) * (7, 3, 1)[place % 3] for place, each in enumerate(characters))
 
 
 def is_date(year: str, month: str, day: str) -> bool:

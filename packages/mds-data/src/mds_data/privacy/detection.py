@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from mds_data.privacy.findings import KINDS, Finding, Kind, without_overlaps
 from mds_data.privacy.folding import fold
 from mds_data.privacy.network import find_email, find_ip
-from mds_data.privacy.numbers import find_numbers, find_passports
+from mds_data.privacy.numbers import find_numbers
+from mds_data.privacy.papers import find_papers
 from mds_data.privacy.payment import find_crypto, find_iban
 from mds_data.privacy.secrets import find_secrets
 
@@ -21,7 +22,7 @@ _DETECTORS: tuple[tuple[frozenset[Kind], Callable[[str], Iterator[Finding]]], ..
     (frozenset({"IBAN"}), find_iban),
     (frozenset({"CRYPTO"}), find_crypto),
     (frozenset({"CARD", "NATIONAL_ID", "PHONE"}), find_numbers),
-    (frozenset({"PASSPORT"}), find_passports),
+    (frozenset({"PASSPORT", "NATIONAL_ID"}), find_papers),
 )
 
 

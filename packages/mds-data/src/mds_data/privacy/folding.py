@@ -1,6 +1,8 @@
-"""Make look-alikes plain before the search: digits of other scripts, wide signs, invisible ones.
+r"""Make look-alikes plain before the search: digits of other scripts, wide signs, invisible ones.
 
 People hide an address from robots with a zero-width space, and input methods write wide digits.
+Text that was once a string of JSON or code has ``\n`` and ``\u0040`` where it had a line's end
+and an at sign, which would join a value to the letter before it.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ _PLAIN = {
 }
 _LOOK_ALIKES = re.compile(f"[{''.join(map(chr, _PLAIN))}]")
 _HIDDEN = "\u00ad\u200b-\u200f\u2060-\u2064\ufeff"
+_ESCAPED = re.compile(r"\\(?:[nrt]|u00(?:2[0-9A-Fa-f]|3[A-Fa-f]|40))")
+_ESCAPED_SPACE = {"n": "\n", "r": "\r", "t": "\t"}
 _INVISIBLE, _VISIBLE = re.compile(f"[{_HIDDEN}]"), re.compile(f"[^{_HIDDEN}]+")
 
 
@@ -45,7 +49,8 @@ class Folded:
     """A text made plain, and the way back to where its characters stood."""
 
     def __init__(self, text: str) -> None:
-        plain = text.translate(_PLAIN)
+        plain = text if text.isascii() else text.translate(_PLAIN)
+        plain = _ESCAPED.sub(_unescaped, plain)
         parts = [match.span() for match in _VISIBLE.finditer(plain)]
         self.text = "".join(plain[start:end] for start, end in parts)
         self._starts = [start for start, _ in parts]
@@ -62,6 +67,16 @@ class Folded:
 
 def fold(text: str) -> Folded | None:
     """The text made plain; None if it is so already."""
-    if text.isascii() or not (_LOOK_ALIKES.search(text) or _INVISIBLE.search(text)):
+    escaped = "\\" in text and _ESCAPED.search(text)
+    if not escaped and (
+        text.isascii() or not (_LOOK_ALIKES.search(text) or _INVISIBLE.search(text))
+    ):
         return None
     return Folded(text)
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    """What the escape stands for, filled up to its length with signs that are left out."""
+    escape = match[0][1:]
+    plain = _ESCAPED_SPACE.get(escape) or chr(int(escape[1:], 16))
+    return plain + "\u200b" * len(escape)

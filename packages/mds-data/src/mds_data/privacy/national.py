@@ -84,6 +84,7 @@ DIGIT_RULES: tuple[Rule, ...] = (
 
 LETTER_RULES: tuple[Rule, ...] = (
     _rule("GB", r"[A-Z]{2} ?\d\d ?\d\d ?\d\d ?[A-D]|[A-Z]{2}(-\d\d){3}-[A-D]", letters.nino),
+    _rule("GB", r"(?!)", letters.nino_temporary, r"[A-Z]{2} ?\d\d ?\d\d ?\d\d ?[A-Z]"),
     _rule("IN", r"[A-Z]{5}\d{4}[A-Z]", letters.pan),
     _rule("ES", r"\d{8}-?[A-Z]|[XYZ]-?\d{7}-?[A-Z]", letters.dni),
     _rule("IT", _FISCALE, letters.fiscale),

@@ -14,6 +14,7 @@ __all__ = [
     "hetu",
     "hkid",
     "nino",
+    "nino_temporary",
     "nric",
     "pan",
     "pps",
@@ -29,6 +30,11 @@ def nino(d: str) -> bool:
         and d[1] not in "DFIOQUV"
         and d[:2] not in ("BG", "GB", "KN", "NK", "NT", "TN", "ZZ")
     )
+
+
+def nino_temporary(d: str) -> bool:
+    """United Kingdom: TN, a date of birth and the sex; ZZ stands in forms and examples."""
+    return d[:2] in ("TN", "ZZ")
 
 
 def pan(d: str) -> bool:

@@ -28,7 +28,7 @@ _PASSWORD_OF_URL = re.compile(r"://[^\s/:@]*:\Z")
 _SERVICE = re.compile(r"(?:git|hg|svn)\Z", re.IGNORECASE)
 
 _V4 = re.compile(
-    r"(?:(?<![A-Za-z0-9_.])|(?<=\\[nrt]))(?:(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)\.){3}(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+    r"(?<![A-Za-z0-9_.])(?:(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)\.){3}(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
     r"(?![A-Za-z0-9_]|\.\d)"
 )
 _V4_DASHED = re.compile(r"(?<![A-Za-z0-9])(?:ip|ec2)((?:-\d{1,3}){4})(?![\w\-])")
@@ -43,20 +43,21 @@ _V4_SHAPE = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}")
 _VERSION_BEFORE = re.compile(
     r"(?:\bv|\bver\.?|versions?|release[ds]?|revision|rev\.?|build|section|sect\.?|sec\.?|§|chapter"
     r"|firmware|driver|(?:upgraded?|updated?|patch(?:ed)?|bump(?:ed)?)[^\n]{0,12} to|oid|kernel"
-    r"|==|>=|<=|~=|\^)[ \t:=#(]{0,3}\Z",
+    r"|==|>=|<=|~=|\^)(?:s?[ \t][\d.]{3,12},?[ \t](?:and|or|to))?[ \t:=#(]{0,3}\Z",
     re.IGNORECASE,
 )
 _HEX = "0123456789abcdefABCDEF"
 _V6_COLON = re.compile(r":(?=[0-9A-Fa-f]{1,4}:|:)")
+_PORT_OR_PREFIX = re.compile(r":\d{2,5}(?!\d)|/(?:[89]|[12]\d|3[0-2])(?![\d/.])")
 _REVISION = re.compile(r"[+~][A-Za-z0-9]|-\d{1,3}(?![\d.])")
 _HOST_BEFORE = re.compile(
-    r"(?:\bip|add?r|host|server|serveur|rechner|dns|gateway|proxy|peer|from|client|ping|ssh|route|inet|://"
+    r"(?:\bip|add?r|host|server|serveur|rechner|dns|gateway|proxy|peer|from|client|forwarded|ping|ssh|route|inet|://"
     r"|адрес|сервер|地址|服务器|アドレス|주소)[^\n]{0,12}\Z",
     re.IGNORECASE,
 )
 _V6_BODY = r"[0-9A-Fa-f:]{2,39}(?::(?:\d{1,3}\.){3}\d{1,3})?(?:%\w{1,15})?(?![A-Za-z0-9_:]|\.\d)"
 _V6_RUN = re.compile(rf"(?<![A-Za-z0-9_:.]){_V6_BODY}")
-_V6_LABELLED = re.compile(rf"(?<=[A-Za-z0-9]:){_V6_BODY}")
+_V6_LABELLED = re.compile(rf"(?<=[^\W_]:){_V6_BODY}")
 
 # Addresses spelt out: "name (at) example [dot] com", "name at example dot com".
 _SPELT_AT = re.compile(
@@ -100,7 +101,7 @@ def _find_at(text: str, sign: str) -> Iterator[Finding]:
             name = local[0] if local[0].startswith('"') else local[0].lstrip(_LEADING)
             if (
                 name
-                and ".." not in name
+                and (".." not in name or name[0] == '"')
                 and not _PASSWORD_OF_URL.search(before[: len(before) - len(name)])
                 and _is_mailbox(name, domain[0], after=text[domain.end() :][:2])
             ):
@@ -163,6 +164,8 @@ def _is_version(text: str, match: re.Match[str]) -> bool:
     Of all addresses one in 200 has so few digits; 1.1.1.1 and 8.8.8.8 are addresses.
     """
     after = text[match.end() : match.end() + 8]
+    if _PORT_OR_PREFIX.match(after):
+        return False
     if _REVISION.match(after):
         return not match[0].startswith(("10.", "192.168.", "172."))
     return match[0][1] == "." and len(match[0]) <= 9 and len(set(match[0])) > 2
@@ -187,8 +190,17 @@ def _find_v6(text: str) -> Iterator[Finding]:
             continue
         start, reached = match.span()
         address = match[0].rstrip(":") if not match[0].endswith("::") else match[0]
-        if _is_v6(address):
+        if _is_v6(address) or _is_short_v6(text, start, address):
             yield Finding(start, start + len(address), "IP")
+
+
+def _is_short_v6(text: str, start: int, address: str) -> bool:
+    """``::d67`` is an address with a prefix length behind it or a word for machines before it."""
+    end = start + len(address)
+    return re.fullmatch("::[0-9A-Fa-f]{3,4}", address) is not None and (
+        re.match(r"/\d{2,3}(?!\d)", text[end : end + 5]) is not None
+        or _HOST_BEFORE.search(text[max(0, start - 24) : start]) is not None
+    )
 
 
 def _is_v6(address: str) -> bool:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from mds_data.privacy.findings import Finding, Kind, is_word, lower, present
+from mds_data.privacy.findings import Finding, Kind, is_word
 from mds_data.privacy.national import DIGIT_RULES, LETTER_RULES, Rule
-from mds_data.privacy.national_words import names_a_number
+from mds_data.privacy.national_words import names_a_number, names_this_number
 from mds_data.privacy.payment import broken_card, is_card, names_another_number
 from mds_data.privacy.phone import end_of_extension, goes_on, is_day, is_phone, vouches
 
-__all__ = ["find_numbers", "find_passports"]
+__all__ = ["find_numbers"]
 
 _RUN = re.compile(r"\d(?:[ \-./()_\u00a0\u2009\u2010-\u2013\u202f]{0,3}\d)+")
 _LEAD = re.compile(r"(?:(?:\+|\(\+?)[ (]?)\Z")
@@ -26,15 +26,6 @@ _FEWEST_DIGITS, _MOST_DIGITS = 7, 19
 _SEPARATED = re.compile(r"\d+([^\d])\d")
 _BREAKS = ("\n", "\r", "\t", "\u00b7")
 _CARD_WORD = re.compile(r"(?<![A-Za-z])(?:visa|master ?card|amex|card|cc|pan)\Z", re.IGNORECASE)
-_PASSPORTS = (
-    *("passport", "passeport", "reisepass", "pasaporte", "passaporto", "passaporte", "паспорт"),
-    *("护照", "護照", "パスポート"),
-)
-_PASSPORT_NUMBER = re.compile(
-    r"s?(?:[ \t]*(?:number|num|no|nr|n[o°º]|id|numéro|nummer|号码|号))?[ \t]*[.:#=\-]?[ \t]*"
-    r"(?:is|lautet|est)?[ \t]*([A-Z]{0,3}[ \-]?\d[A-Z0-9]{5,9})(?![A-Za-z0-9])",
-    re.IGNORECASE,
-)
 
 
 def find_numbers(text: str) -> Iterator[Finding]:
@@ -56,18 +47,6 @@ def find_numbers(text: str) -> Iterator[Finding]:
             for finding in _in_run(text, match):
                 yield finding
                 reached = finding.end
-
-
-def find_passports(text: str) -> Iterator[Finding]:
-    """Passport numbers; they share no checksum, so the word must stand before them."""
-    lowered = lower(text)
-    for word in present(lowered, _PASSPORTS, within="pas"):
-        position = lowered.find(word)
-        while position >= 0:
-            match = _PASSPORT_NUMBER.match(text, position + len(word))
-            if match:
-                yield Finding(match.start(1), match.end(1), "PASSPORT")
-            position = lowered.find(word, position + 1)
 
 
 def _may_have_letters(text: str, start: int, end: int) -> bool:
@@ -195,7 +174,8 @@ def _touches_word(text: str, start: int, end: int) -> bool:
     ):
         return True
     if after.isalnum() and after.isascii():
-        return not (after in "Xx" and not text[end + 1 : end + 2].isalnum())
+        is_check_digit = after in "Xx" and not text[end + 1 : end + 2].isalnum()
+        return not is_check_digit and end_of_extension(text, end) == end
     return after == "_" or (after in ("-", ".", "/") and text[end + 1 : end + 2].isalnum())
 
 
@@ -214,6 +194,8 @@ def _kind(written: str, *, before: str, after: str) -> Kind | None:
     for rule in DIGIT_RULES if named else ():
         if _obeys(rule, written, named=True):
             return "NATIONAL_ID"
+    if names_this_number(before, digits):
+        return "NATIONAL_ID"
     if is_card(digits) and _is_card_layout(written) and not names_another_number(before):
         return "CARD"
     if not named and (vouches(before) or goes_on(written, after)):

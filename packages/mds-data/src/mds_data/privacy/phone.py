@@ -41,7 +41,7 @@ _DATE = re.compile(
 _DECIMAL = re.compile(r"\d+\.\d+")
 _ZIP_CODE = re.compile(r"\d{5}-\d{4}")
 _WORDS = re.compile(
-    r"(?:\btel|phone|\bcall|\bmobile|\bmob\b|\bcell|\bfax|\bdial|whats ?app|\bsms\b"
+    r"(?:\bt[ée]l|phone|\bcall|\bmobile|\bmob\b|\bcell|\bfax|\bdial|whats ?app|\bsms\b"
     r"|\btext (?:me|us)|\bcontact|\bring\b|\breach|hotline|\bt:|\bp:|\bm:"
     r"|☎|📞|电话|手机|联系|拨打|致电|電話|携帯|問い合わせ|전화|연락처|휴대폰|문의|मोबाइल|फ़ोन"
     r"|тел|\bмоб|звони"  # noqa: RUF001
@@ -84,11 +84,12 @@ def is_phone(written: str, *, before: str, after: str = "") -> bool:
     if ".." in written or (_DECIMAL.fullmatch(written) and not vouched):
         return False
     other = _NOT_PHONES.search(named) or (len(named) < len(before) and not vouched)
-    if _INTERNATIONAL.fullmatch(written) and ("+" in written[:2] or not other):
+    abroad = _INTERNATIONAL.fullmatch(written) and ("+" in written[:2] or not other)
+    if abroad and (not vouched or _is_possible(written)):
         return len(digits) >= 8 and _is_possible(written)
     if other:
         return False
-    if vouched and (written[0] != "0" or len(digits) >= 9) and "." not in written[-3:]:
+    if vouched and (written[0] != "0" or len(digits) >= 8) and "." not in written[-3:]:
         return True
     if goes_on(written, after) or _UNIT_AFTER.match(after):
         return False

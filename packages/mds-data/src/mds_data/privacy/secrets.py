@@ -24,10 +24,12 @@ def _pattern(literals: str, pattern: str) -> tuple[tuple[str, ...], re.Pattern[s
 
 
 # Literal parts, one of which must be there; and the whole. Forms as the issuers document them.
-# Keys are single long words, so their literals are looked for in the long words of the text alone.
+# Keys are single long words, so they are looked for in the long words of the text first.
 _SHORTEST_KEY = 15
 _KEYS = (
-    _pattern("AKIA ASIA AGPA AROA AIDA", rf"{_LEFT}A(?:KI|SI|GP|RO|ID)A[A-Z2-7]{{16}}{_RIGHT}"),
+    _pattern("AKIA ASIA AGPA AROA AIDA AKID LTAI", (
+        rf"{_LEFT}(?:A(?:KI|SI|GP|RO|ID)A[A-Z2-7]{{16}}|AKID[A-Za-z0-9]{{32}}|LTAI[A-Za-z0-9]{{12,20}}){_RIGHT}"
+    )),
     _pattern("ghp_ gho_ ghu_ ghs_ ghr_", rf"{_LEFT}gh[pousr]_[A-Za-z0-9]{{30,255}}{_RIGHT}"),
     _pattern("github_pat_", rf"{_LEFT}github_pat_[A-Za-z0-9_]{{22,255}}"),
     _pattern("glpat- gldt- glrt- glptt-", rf"{_LEFT}gl(?:pat|dt|rt|ptt)-[\w\-]{{20,64}}"),
@@ -54,7 +56,7 @@ _KEYS = (
     _pattern("hvs. hvb.", rf"{_LEFT}hv[sb]\.[\w\-]{{24,250}}"),
     _pattern("AC SK", rf"{_LEFT}(?:AC|SK)[a-f0-9]{{32}}{_RIGHT}"),
     _pattern("tfp_ nvapi- gsk_ r8_ glsa_ PMAK- NRAK- atlasv1. ATATT3", (
-        rf"{_LEFT}(?:tfp_\w{{40,80}}|nvapi-[\w\-]{{60,80}}|gsk_[A-Za-z0-9]{{40,64}}|r8_[A-Za-z0-9]{{37}}"
+        rf"{_LEFT}(?:tfp_[\w\-]{{40,80}}|nvapi-[\w\-]{{60,80}}|gsk_[A-Za-z0-9]{{40,64}}|r8_[A-Za-z0-9]{{37}}"
         rf"|glsa_\w{{32,48}}|PMAK-[a-f0-9]{{24}}-[a-f0-9]{{34}}|NRAK-[A-Z0-9]{{27}}"
         r"|[A-Za-z0-9]{14}\.atlasv1\.[\w\-]{60,70}|ATATT3[\w\-=]{100,250})"
     )),
@@ -64,6 +66,16 @@ _KEYS = (
         r"|xkeysib-[a-f0-9]{64}-[A-Za-z0-9]{16}|sntrys_[A-Za-z0-9+/=_]{40,250}"
         r"|tskey-[a-z]{3,10}-[A-Za-z0-9]{8,20}-[A-Za-z0-9]{20,40}"
         rf"|ops_eyJ[A-Za-z0-9+/=]{{200,1500}}){_RIGHT}"
+    )),
+    _pattern("-us", rf"{_LEFT}[0-9a-f]{{32}}-us\d{{1,2}}{_RIGHT}"),  # Mailchimp
+    _pattern("Q~", rf"{_LEFT}[\w.~\-]{{3}}\dQ~[\w.~\-]{{31,34}}(?![\w~])"),  # Microsoft Entra
+    _pattern("secret_ CCIPAT_ oy2", (
+        rf"{_LEFT}(?:secret_[A-Za-z0-9]{{43}}|CCIPAT_[A-Za-z0-9]{{22}}_[a-f0-9]{{40}}"
+        rf"|oy2[a-z0-9]{{43}}){_RIGHT}"  # Notion, CircleCI, NuGet
+    )),
+    # A PEM block in base64, as Kubernetes keeps it, unless it is a certificate or a public key.
+    _pattern("LS0tLS1CRUdJTi", (
+        r"LS0tLS1CRUdJTi(?!BDRVJUSUZJQ0FU|BQVUJMSUMg)[A-Za-z0-9+/]{40,16384}={0,2}"
     )),
     _pattern("dp.", rf"dp\.[a-z]{{2,5}}\.[A-Za-z0-9]{{40,44}}{_RIGHT}"),
     _pattern("pat", rf"pat[A-Za-z0-9]{{14}}\.[a-f0-9]{{64}}{_RIGHT}"),
@@ -81,6 +93,11 @@ _KEYS = (
     )),
     _pattern("sig=", r"(?<=[?&])sig=[A-Za-z0-9%+/=_\-]{32,}"),
 )  # fmt: skip
+# Discord: nothing marks it but its three parts.
+_THREE_PARTS = re.compile(
+    r"(?<![\w.\-])[MNO](?=[\w\-]{0,26}\d)[\w\-]{23,27}\.[\w\-]{6}"
+    r"\.(?=[\w\-]{0,39}\d)[\w\-]{27,40}(?![\w.\-])"
+)
 _PHRASES = (
     _pattern("-----BEGIN", (
         r"-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"
@@ -111,7 +128,7 @@ _PHRASES = (
         r"(?P<quote>[\"'])(?P<value>[^\"'\n]{6,256})(?P=quote)"  # PHP
     )),
     _pattern("://", (
-        r"(?<![A-Za-z0-9+.\-])[A-Za-z][A-Za-z0-9+.\-]{1,30}://"
+        r"(?<![A-Za-z0-9+.\-])[A-Za-z][A-Za-z0-9+._\-]{1,30}://"
         r"[^\s/:@\"'<>`]{0,128}:(?!//)[^\s/@\"'<>`]{1,256}@[^\s\"'<>`)\]}]{1,512}"
     )),
 )  # fmt: skip
@@ -130,17 +147,17 @@ _KEY_BEFORE = re.compile(
     re.IGNORECASE,
 )
 _VALUE_AFTER = re.compile(
-    r"(?:[_\- ]?(?:access[_\- ]?key|id|key|token|or[dt]|d|s|orization|code))?[\"']?"
+    r"(?:[_\- ]?(?:access[_\- ]?key|id|key|token|or[dt]|d|s|orization|code|data))?[\"']?"
     r"(?P<sign>[ \t]*(?:=>|:=|[:=\uff1a]|\b(?:is|es|lautet|to)t?\b|是|>(?=[^<\s]{4,256}</))"
     r"[ \t]*)"
-    r"(?P<quote>[\"'`]?)(?P<value>[^\s\"'`<>,;]{6,256})(?P=quote)",
+    r"(?P<quote>[\"'`]?)(?P<value>[^\s\"'`<>,;]{6,4096})\s{0,2}?(?P=quote)",
     re.IGNORECASE,
 )
 _BEARER = re.compile(r"\b(?:[Bb]earer|Basic|Token)[ \t]+(?P<value>[A-Za-z0-9+/=_.~\-]{16,1024})")
 _PLACEHOLDER = re.compile(
-    r"(?:your|my|the|some|example|sample|dummy|changeme|change_me|placeholder|redacted|xxx|\*{3}|\.{3}|<|\$\{?"
-    r"|\{\{|%\(|%s|os\.|env|process\.|none\b|null\b|true\b|false\b|self\.|config|get|input|required|optional"
-    r"|!?\$|string|str\b|int\b|bool\b|type|password|secret|token|insert|todo|enter|default)",
+    r"(?:your|(?:my|the|some|input|type)(?!\w*\d)|example|sample|dummy|changeme|change_me|placeholder|redacted|xxx|\*{3}|\.{3}|<|\$\{?"
+    r"|\{\{|%\(|%s|os\.|env|process\.|none\b|null\b|true\b|false\b|self\.|config|get|required|optional"
+    r"|!?\$|string|str\b|int\b|bool\b|password|secret|token|insert|todo|enter|default)",
     re.IGNORECASE,
 )
 _LETTERS_AND_DIGITS = re.compile(r"(?=.*\d)(?=.*[^\W\d_])\w{6,32}")
@@ -152,8 +169,10 @@ def find_secrets(text: str) -> Iterator[Finding]:
     """Keys by their form, URLs and connection strings with a password, values of named settings."""
     words = " ".join(word for word in text.split() if len(word) >= _SHORTEST_KEY)
     for literals, pattern in _KEYS if words else ():
-        if any(literal in words for literal in literals):
+        if any(literal in words for literal in literals) and pattern.search(words):
             yield from _matches(text, pattern)
+    if _THREE_PARTS.search(words):
+        yield from _matches(text, _THREE_PARTS)
     for literals, pattern in _PHRASES:
         if any(literal in text for literal in literals):
             yield from _matches(text, pattern)
