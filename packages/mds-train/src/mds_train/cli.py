@@ -7,12 +7,13 @@ import logging
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mds_train.command_line.console import console_of
 from mds_train.command_line.parsers import parsers
 from mds_train.errors import ExitCode, InputError, UsageError, describe
-from mds_train.launch import read_environment
+from mds_train.launch import Environment, read_environment
 from mds_train.log import logging_to
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command: Command = options.command
     rank = 0
     try:
-        environment = read_environment()
+        environment = _environment(options)
         rank = environment.rank
         # Where standard output is the result (a text, a configuration), messages go beside it.
         beside = getattr(options, "print_config", True)
@@ -47,6 +48,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:
         logging.getLogger(__name__).debug("The command failed.", exc_info=True)
         return _report(error, rank=rank, debug=options.debug)
+
+
+def _environment(options: argparse.Namespace) -> Environment:
+    """What a launcher has set; for a dry run, as many ranks as it is told of."""
+    ranks = getattr(options, "ranks", None)
+    if ranks is None:
+        return read_environment()
+    if not options.dry_run:
+        raise UsageError(
+            "--ranks says how many a --dry-run is for; torchrun, deepspeed or srun start them."
+        )
+    if ranks < 1:
+        raise UsageError(f"--ranks is {ranks}, but it must be at least 1.")
+    return replace(read_environment(), world_size=ranks)
 
 
 def build_parser() -> argparse.ArgumentParser:

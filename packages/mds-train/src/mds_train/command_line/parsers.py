@@ -74,7 +74,7 @@ def _run_parser(commands: _Commands[argparse.ArgumentParser]) -> argparse.Argume
         "run",
         help=text,
         description=f"{text} {_OVERRIDES}",
-        usage="%(prog)s CONFIG.toml [--dry-run] [--print-config] [overrides]",
+        usage="%(prog)s CONFIG.toml [--dry-run [--ranks N]] [--print-config] [overrides]",
         add_help=False,
         allow_abbrev=False,
     )
@@ -83,6 +83,9 @@ def _run_parser(commands: _Commands[argparse.ArgumentParser]) -> argparse.Argume
         "--dry-run",
         action="store_true",
         help="build configuration, data and a model without memory, print sizes and stop",
+    )
+    parser.add_argument(
+        "--ranks", type=int, metavar="N", help="the dry run is for so many; default: one"
     )
     _add_settings_options(parser)
     parser.set_defaults(command=training.run, parser=parser)
