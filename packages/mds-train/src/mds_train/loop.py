@@ -19,6 +19,7 @@ import torch.distributed as dist
 from mds_core.groups import ProcessGroups
 from mds_core.pipeline import Pipeline
 from mds_train.assembly import Parts, assemble, choose_device
+from mds_train.batches import ModelInput
 from mds_train.config import TrainConfig
 from mds_train.config.batch_growth import BatchSizes
 from mds_train.config.length_growth import SequenceLengths
@@ -41,6 +42,7 @@ from mds_train.resume import Origin, start_state
 from mds_train.saving.saver import Saver
 from mds_train.saving.sealing import check_sealing
 from mds_train.saving.spikes import SpikeDetector
+from mds_train.state import TrainState
 from mds_train.step import StepOutcome, train_step
 from mds_train.teacher import load_teacher, set_teaching
 from mds_train.watch.profiling import Profiling
@@ -276,20 +278,13 @@ class _Run:
         return agreement.save
 
     def _step(self) -> StepOutcome:
-        began, state = time.perf_counter(), self._state
-        mark = functools.partial(self._mark_in_step, step=state.iteration + 1)
+        began, before = time.perf_counter(), self._state
+        mark = functools.partial(self._mark_in_step, step=before.iteration + 1)
         mark("reading of data")
-        set_teaching(self._parts.engine.module, self._config, step=state.iteration + 1)
-        samples = self._batch_sizes.at(state.consumed_samples)
-        length = self._lengths.at(state.iteration + 1)
-        batch = [
-            micro.cut(length).to(self._parts.device)
-            for micro in self._parts.reader.read(state.consumed_samples)
-        ]
+        set_teaching(self._parts.engine.module, self._config, step=before.iteration + 1)
+        batch = self._read(before)
         data_seconds = time.perf_counter() - began
-        place = self._parts.schedule.place(state)
-        lr = self._parts.schedule.learning_rate(place)
-        weight_decay = self._parts.schedule.weight_decay(place)
+        lr, weight_decay = self._rates(before)
         outcome = train_step(
             self._parts.engine,
             batch,
@@ -300,13 +295,46 @@ class _Run:
         )
         phases = self._timer.taken()
         self._add_phases(phases)
+        self._count(before, outcome)
+        seconds = time.perf_counter() - began
+        self._report_step(
+            before, outcome, seconds=seconds, data_seconds=data_seconds, phases=phases
+        )
+        return outcome
+
+    def _read(self, before: TrainState) -> list[ModelInput]:
+        length = self._lengths.at(before.iteration + 1)
+        return [
+            micro.cut(length).to(self._parts.device)
+            for micro in self._parts.reader.read(before.consumed_samples)
+        ]
+
+    def _rates(self, before: TrainState) -> tuple[float, float]:
+        """The learning rate and the weight decay of the step."""
+        schedule = self._parts.schedule
+        place = schedule.place(before)
+        return schedule.learning_rate(place), schedule.weight_decay(place)
+
+    def _count(self, before: TrainState, outcome: StepOutcome) -> None:
+        samples = self._batch_sizes.at(before.consumed_samples)
+        length = self._lengths.at(before.iteration + 1)
         tokens = samples * (length + (self._config.data.decoder_seq_length or 0))
         applied = outcome.update.applied
-        self._state = state.after_step(samples=samples, tokens=tokens, applied=applied)
+        self._state = before.after_step(samples=samples, tokens=tokens, applied=applied)
         self._loss = outcome.loss
-        seconds = time.perf_counter() - began
+
+    def _report_step(
+        self,
+        before: TrainState,
+        outcome: StepOutcome,
+        *,
+        seconds: float,
+        data_seconds: float,
+        phases: dict[str, float],
+    ) -> None:
+        state, (lr, weight_decay) = self._state, self._rates(before)
         report = StepReport(
-            step=self._state.iteration,
+            step=state.iteration,
             loss=outcome.loss,
             loss_terms=outcome.terms,
             lr=lr,
@@ -314,20 +342,19 @@ class _Run:
             grad_norm=outcome.update.grad_norm,
             seconds=seconds,
             data_seconds=data_seconds,
-            tokens_per_second=tokens / seconds,
-            batch_samples=samples,
-            seq_length=length,
-            consumed_samples=self._state.consumed_samples,
-            consumed_tokens=self._state.consumed_tokens,
-            applied_updates=self._state.applied_updates,
-            skipped_steps=self._state.skipped_steps,
-            skipped=not applied,
+            tokens_per_second=(state.consumed_tokens - before.consumed_tokens) / seconds,
+            batch_samples=state.consumed_samples - before.consumed_samples,
+            seq_length=self._lengths.at(state.iteration),
+            consumed_samples=state.consumed_samples,
+            consumed_tokens=state.consumed_tokens,
+            applied_updates=state.applied_updates,
+            skipped_steps=state.skipped_steps,
+            skipped=not outcome.update.applied,
             loss_scale=outcome.update.loss_scale,
             phases=phases,
         )
         for watcher in self._watchers:
             watcher.on_step(report)
-        return outcome
 
     def _give_up_if_diverged(self, outcome: StepOutcome, *, first: int) -> None:
         if outcome.update.applied:

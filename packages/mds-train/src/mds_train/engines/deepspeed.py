@@ -83,24 +83,12 @@ class DeepSpeedEngine:
         self._copies, self._experts = copies, experts
         self._updates = 0
         self._optimizer_name = config.optimizer.name
-        for name, parameter in own.items():
-            # DeepSpeed reads these marks where it counts a parameter into the gradient norm.
-            parameter.tensor_model_parallel = name in split_names  # type: ignore[attr-defined]
-            parameter.ds_pipe_replicated = name in copies  # type: ignore[attr-defined]
+        _mark_for_the_norm(own, split_names=split_names, copies=copies)
         optimizer = build_optimizer(own.items(), config=config.optimizer, experts=experts)
         if config.optimizer.implementation == "deepspeed-cpu":
             _check_in_host_memory(model, config)
             optimizer = cpu_adam_or_torch(optimizer, config=config.optimizer)
-        on_cpu = next(model.parameters()).device.type == "cpu"
-        replicas = groups.dp_size * groups.ulysses_size
-        derived = deepspeed_config(config, dp_size=groups.dp_size, replicas=replicas, on_cpu=on_cpu)
-        derived = with_own_json(derived, config=config)
-        self._engine = initialize(
-            model, optimizer, derived=derived, groups=groups, has_experts=bool(experts)
-        )
-        if self._stage == 0 and groups.dp_ulysses is None:
-            # A sum over one replica, which would copy every gradient twice.
-            self._engine.enable_backward_allreduce = False
+        self._engine = self._started(model, optimizer, config=config)
         self._group_names = group_names(shapes, muon=isinstance(optimizer, Muon))
         if isinstance(optimizer, Muon):
             dtype = torch.float32 if config.train.precision == "fp32" else torch.bfloat16
@@ -112,6 +100,26 @@ class DeepSpeedEngine:
         self._fp16 = config.fp16 if config.train.precision == "fp16" else None
         self._scale = LossScale(scale=1.0) if self._fp16 is None else LossScale.first(self._fp16)
         self._use_scale()
+
+    def _started(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, config: TrainConfig
+    ) -> Any:
+        """DeepSpeed's engine, by settings that follow from the run."""
+        groups = self._groups
+        on_cpu = next(model.parameters()).device.type == "cpu"
+        replicas = groups.dp_size * groups.ulysses_size
+        derived = deepspeed_config(config, dp_size=groups.dp_size, replicas=replicas, on_cpu=on_cpu)
+        engine = initialize(
+            model,
+            optimizer,
+            derived=with_own_json(derived, config=config),
+            groups=groups,
+            has_experts=bool(self._experts),
+        )
+        if self._stage == 0 and groups.dp_ulysses is None:
+            # A sum over one replica, which would copy every gradient twice.
+            engine.enable_backward_allreduce = False
+        return engine
 
     @property
     def _inner(self) -> torch.optim.Optimizer:
@@ -325,6 +333,15 @@ class DeepSpeedEngine:
     def close(self) -> None:
         """Remove DeepSpeed's hooks."""
         self._engine.destroy()
+
+
+def _mark_for_the_norm(
+    parameters: Mapping[str, nn.Parameter], *, split_names: frozenset[str], copies: frozenset[str]
+) -> None:
+    """Set the marks that DeepSpeed reads where it counts a parameter into the gradient norm."""
+    for name, parameter in parameters.items():
+        parameter.tensor_model_parallel = name in split_names  # type: ignore[attr-defined]
+        parameter.ds_pipe_replicated = name in copies  # type: ignore[attr-defined]
 
 
 def sum_gradients_in_fp32(parameters: Iterable[nn.Parameter]) -> None:
