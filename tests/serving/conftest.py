@@ -16,6 +16,7 @@ from hf_folders import write_folder
 
 from mds_train.generate.command import LoadedModel
 from mds_train.generate.model import end_tokens, load_model, load_tokenizer
+from mds_train.model_source import open_model
 
 if TYPE_CHECKING:
     from served_model import Served
@@ -36,12 +37,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def ready(folder: Path) -> LoadedModel:
-    tokenizer = load_tokenizer(folder)
+    checkpoint = open_model(folder)
+    tokenizer = load_tokenizer(checkpoint)
     return LoadedModel(
-        model=load_model(folder),
+        model=load_model(checkpoint),
         tokenizer=tokenizer,
-        end_tokens=end_tokens(folder, tokenizer),
-        checkpoint=folder,
+        end_tokens=end_tokens(checkpoint, tokenizer),
+        checkpoint=checkpoint,
         is_first=True,
     )
 

@@ -110,7 +110,7 @@ def options(ready: LoadedModel, *words: str) -> argparse.Namespace:
     """The command's options."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    return parser.parse_args([str(ready.checkpoint), *words])
+    return parser.parse_args([str(ready.checkpoint.path), *words])
 
 
 @contextlib.contextmanager

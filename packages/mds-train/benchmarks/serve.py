@@ -31,6 +31,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mds_train.generate.command import LoadedModel
 from mds_train.generate.model import load_model, load_tokenizer
+from mds_train.model_source import open_model
 from mds_train.serve.application import build_application
 from mds_train.serve.command import add_arguments, service_of
 from mds_train.serve.guard import Protection
@@ -66,11 +67,12 @@ class Server:
     def __init__(self, folder: Path) -> None:
         parser = argparse.ArgumentParser()
         add_arguments(parser)
+        checkpoint = open_model(folder)
         ready = LoadedModel(
-            model=load_model(folder),
-            tokenizer=load_tokenizer(folder),
+            model=load_model(checkpoint),
+            tokenizer=load_tokenizer(checkpoint),
             end_tokens=frozenset(),
-            checkpoint=folder,
+            checkpoint=checkpoint,
             is_first=True,
         )
         service = service_of(ready, parser.parse_args([str(folder)]), protection=Protection())

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from mds_ckpt.encryption.keys import new_identity
+from mds_ckpt.protection.encrypt import encrypt_checkpoint
 from mds_data import TokenizerFile, write_store
 from mds_train import cli, session
 from mds_train.generate import load_model
@@ -113,6 +115,54 @@ def test_the_trained_model_continues_a_text(run: Path, capsys: pytest.CaptureFix
 
     assert [answer["prompt"] for answer in answers] == ["abc", "z"]
     assert all(len(answer["tokens"]) <= 5 for answer in answers)
+
+
+@pytest.fixture(scope="module")
+def sealed(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run's last checkpoint, encrypted in ``sealed`` for the identity in ``key.txt``."""
+    folder = tmp_path_factory.mktemp("sealed")
+    recipient = new_identity(folder / "key.txt")
+    encrypt_checkpoint(run / "checkpoints/step-4", folder / "sealed", recipients=[recipient])
+    return folder
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["generate", "--prompt", "abc", "--greedy", "--json", "--max-new-tokens", "6"],
+        ["evaluate", "perplexity", "--data", "words.txt"],
+    ],
+    ids=["generate", "evaluate"],
+)
+def test_an_encrypted_model_says_what_the_plain_one_says(
+    command: list[str], run: Path, sealed: Path
+) -> None:
+    (sealed / "words.txt").write_text("abc def ghij " * 5)
+    before = {path: path.stat().st_mtime_ns for path in sealed.rglob("*")}
+
+    plain = printed_by(*command, str(run), folder=sealed)
+    opened = printed_by(*command, "sealed", "--identity", "key.txt", folder=sealed)
+
+    assert opened == plain
+    assert {path: path.stat().st_mtime_ns for path in sealed.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [([], "no key was given"), (["--identity", "other.txt"], "does not open with the key")],
+)
+def test_without_the_right_key_one_sentence_says_so(
+    key: list[str], message: str, sealed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not (sealed / "other.txt").exists():
+        new_identity(sealed / "other.txt")
+
+    with contextlib.chdir(sealed):
+        assert cli.main(["generate", "sealed", "--prompt", "a", *key]) == 3
+
+    output = capsys.readouterr()
+    assert message in output.err
+    assert (output.out, output.err.count("\n")) == ("", 1)
 
 
 def test_prompts_of_a_file_are_answered_into_a_file(run: Path, tmp_path: Path) -> None:

@@ -11,12 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mds_ckpt import Checkpoint, KeySource, commit, open_checkpoint
+from mds_ckpt import Checkpoint, KeySource, commit, companions, open_checkpoint
 from mds_ckpt.adapter import CONFIG_NAME, Factors, with_adapter, with_factors
-from mds_ckpt.companions import read_json
+from mds_ckpt.files.regular_file import RegularFile
+from mds_ckpt.files.sealed_folder import is_sealed
 from mds_train.errors import InputError
 
-__all__ = ["adapters_of", "find_checkpoint", "folder_to_load", "lora_of", "open_model"]
+__all__ = [
+    "adapters_of",
+    "companion",
+    "find_checkpoint",
+    "folder_to_load",
+    "lora_of",
+    "open_model",
+]
 
 _FIRST, _SECOND = ".adapter.linear_in.weight", ".adapter.linear_out.weight"
 
@@ -51,7 +59,7 @@ def open_model(
             folder of a run, or that of an adapter in the peft library's format, which names its
             base.
         adapter: folder of such an adapter that is added to the weights.
-        key: opens an encrypted checkpoint.
+        key: opens an encrypted checkpoint; where there is none it is not asked for.
 
     Raises:
         InputError: If there is no such path, or the base of an adapter is not there.
@@ -61,10 +69,22 @@ def open_model(
         if adapter is not None:
             raise InputError(f"{found}: this is an adapter itself; name its base, or it alone.")
         return open_model(_named_base(found), adapter=found, key=key)
-    checkpoint = open_checkpoint(found, key=key)
+    checkpoint = open_checkpoint(found, key=_needed(found, key))
     if lora_of(checkpoint):
-        checkpoint = _with_own_adapters(checkpoint)
+        checkpoint = _with_own_adapters(checkpoint, key)
     return checkpoint if adapter is None else with_adapter(checkpoint, adapter)
+
+
+def _needed(path: Path, key: KeySource | None) -> KeySource | None:
+    """The key, where something is encrypted: of an adapter and its base perhaps one is."""
+    if key is None:
+        return None
+    return key if any(map(is_sealed, (path, *commit.step_folders(path)))) else None
+
+
+def companion(checkpoint: Checkpoint, name: str) -> Path | RegularFile | None:
+    """A small file that travels with a model, also inside an encrypted one; None if it has none."""
+    return companions.beside(checkpoint.companions, checkpoint.sealed).get(name)
 
 
 def lora_of(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
@@ -89,7 +109,7 @@ def adapters_of(checkpoint: Checkpoint) -> dict[str, Factors]:
     }
 
 
-def _with_own_adapters(checkpoint: Checkpoint) -> Checkpoint:
+def _with_own_adapters(checkpoint: Checkpoint, key: KeySource | None) -> Checkpoint:
     """What a run with LoRA has made of the model that it started from."""
     base = Path(str(checkpoint.training["config"]["checkpoint"]["load"]))
     if not base.exists():
@@ -97,13 +117,17 @@ def _with_own_adapters(checkpoint: Checkpoint) -> Checkpoint:
             f"{checkpoint.path}: it holds adapters of {base}, which is not there any more; put the "
             f"model back to that place."
         )
-    whole = with_factors(open_model(base), adapters_of(checkpoint))
-    companions = {**whole.companions, **checkpoint.companions}
-    return replace(whole, path=checkpoint.path, companions=companions)
+    whole = with_factors(open_model(base, key=key), adapters_of(checkpoint))
+    return replace(
+        whole,
+        path=checkpoint.path,
+        companions={**whole.companions, **checkpoint.companions},
+        sealed={**whole.sealed, **checkpoint.sealed},
+    )
 
 
 def _named_base(folder: Path) -> Path:
-    base = Path(str(read_json(folder / CONFIG_NAME).get("base_model_name_or_path")))
+    base = Path(str(companions.read_json(folder / CONFIG_NAME).get("base_model_name_or_path")))
     if not base.exists():
         raise InputError(
             f"{folder}: it names {str(base)!r} as its base, which is no folder here; name the "

@@ -97,6 +97,12 @@ def merged_settings(
     return _absolute_paths(resolve_old_flags(overrides.old, settings=settings))
 
 
+def named_settings(arguments: Sequence[str], *, environment: Environment, prog: str) -> Settings:
+    """What MDS_* variables and the command line say by the settings' own names, and no more."""
+    overrides = read_overrides(arguments, prog=prog)
+    return {**read_variables(environment.settings), **overrides.settings}
+
+
 def settings_of_resumed_run(
     run_dir: Path, arguments: Sequence[str], *, environment: Environment, prog: str
 ) -> Settings:
@@ -242,7 +248,10 @@ def _watched(job: _Job, *, device: torch.device) -> TrainResult:
     ) as watchers:
         result = train(job.config, resume=job.resume, watchers=watchers)
     if job.config.lora.rank and job.environment.rank == 0 and result.checkpoint is not None:
-        _write_adapter(job)
+        if job.config.checkpoint.encrypt_to:
+            logger.info("No adapter for the peft library is written: it would be a plain file.")
+        else:
+            _write_adapter(job)
     return result
 
 

@@ -16,13 +16,14 @@ from mds_data.chat.expressions import Evaluate, parse_expression
 from mds_data.chat.values import Namespace, TemplateError, Undefined, text
 from mds_data.tokenizers.protocol import read_model_file
 
-__all__ = ["ChatTemplate", "Message", "load_chat_template"]
+__all__ = ["ChatTemplate", "Message", "chat_template_of", "load_chat_template"]
 
 Message = Mapping[str, Any]
 
 _TAG = re.compile(r"(\{%.*?%\}|\{\{.*?\}\}|\{#.*?#\})", re.DOTALL)
 _MOST_STEPS = 10**5
 _LARGEST_TEMPLATE = 2**20
+_TEMPLATE, _SETTINGS = "chat_template.jinja", "tokenizer_config.json"
 _Scope = ChainMap[str, Any]
 _Render = Callable[[_Scope, list[str]], None]
 
@@ -101,21 +102,39 @@ def load_chat_template(path: Path) -> ChatTemplate:
         FileNotFoundError: There is no such file.
     """
     if path.is_dir():
-        found = [path / "chat_template.jinja", path / "tokenizer_config.json"]
+        found = [path / _TEMPLATE, path / _SETTINGS]
         path = next((each for each in found if each.is_file()), found[0])
     content = read_model_file(path).decode("utf-8", "replace")
     if path.suffix != ".json":
-        beside = path.with_name("tokenizer_config.json")
+        beside = path.with_name(_SETTINGS)
         config = _config(beside, read_model_file(beside).decode()) if beside.is_file() else {}
         return ChatTemplate(content, variables=_marks(config), name=path.name)
-    config = _config(path, content)
+    return _in_settings(_config(path, content), name=path)
+
+
+def chat_template_of(files: Mapping[str, str]) -> ChatTemplate | None:
+    """The chat template among a model's files, or None; for files that are nowhere to be opened.
+
+    Args:
+        files: Texts by name; ``chat_template.jinja`` and ``tokenizer_config.json`` count.
+
+    Raises:
+        TemplateError: It is not supported.
+    """
+    config = _config(Path(_SETTINGS), files[_SETTINGS]) if _SETTINGS in files else {}
+    if _TEMPLATE in files:
+        return ChatTemplate(files[_TEMPLATE], variables=_marks(config), name=_TEMPLATE)
+    return _in_settings(config, name=Path(_SETTINGS)) if "chat_template" in config else None
+
+
+def _in_settings(config: Mapping[str, Any], *, name: Path) -> ChatTemplate:
     template = config.get("chat_template")
     if isinstance(template, list):  # several, by name
         named = {each.get("name"): each.get("template") for each in template if each}
         template = named.get("default")
     if not isinstance(template, str):
-        raise TemplateError(f"{path}: holds no chat_template; give one by name or as a .jinja file")
-    return ChatTemplate(template, variables=_marks(config), name=path.name)
+        raise TemplateError(f"{name}: holds no chat_template; give one by name or as a .jinja file")
+    return ChatTemplate(template, variables=_marks(config), name=name.name)
 
 
 def _config(path: Path, content: str) -> dict[str, Any]:

@@ -66,10 +66,11 @@ def finetune(
 ) -> int:
     """Train a checkpoint's weights or adapters further."""
     from mds_train import session
-    from mds_train.finetune.settings import settings_of_base, with_data
+    from mds_train.finetune.settings import key_in, settings_of_base, with_data
 
-    given = settings_of_base(options.model, options.data, options.output)
     prog = "mds-train finetune MODEL"
+    named = session.named_settings(rest, environment=environment, prog=prog)
+    given = settings_of_base(options.model, options.data, options.output, key=key_in(named))
     merged = session.merged_settings(given, rest, environment=environment, prog=prog)
     settings = with_data(merged, epochs=options.epochs)
     if options.print_config:
@@ -77,6 +78,11 @@ def finetune(
     config = session.checked_config(settings, world_size=environment.world_size)
     if options.merge and not config.lora.rank:
         raise UsageError("--merge adds adapters to the model; set --lora.rank to train some.")
+    if options.merge and config.checkpoint.encrypt_to:
+        raise UsageError(
+            "--merge writes a plain model, but checkpoint.encrypt_to asks for encrypted ones; "
+            "leave one of them out."
+        )
     session.check_new_run(config)
     session.perform(settings, environment=environment, console=console, resume=False)
     if options.merge and environment.rank == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["KeyFields", "named_keys", "ways_to_name"]
+__all__ = ["KEY_FIELDS", "KeyFields", "named_keys", "ways_to_name"]
 
 
 class KeyFields(Protocol):
@@ -27,15 +27,16 @@ class KeyFields(Protocol):
         """Program that unwraps a key."""
 
 
-_FIELDS = ("identity", "passphrase_file", "passphrase_variable", "key_command")
+KEY_FIELDS = ("identity", "passphrase_file", "passphrase_variable", "key_command")
 
 
 def named_keys(fields: KeyFields) -> dict[str, str]:
     """What is named, by the words of `KeySource` in mds-data and mds-ckpt; empty for no key."""
-    named = {name: getattr(fields, name) for name in _FIELDS}
+    named = {name: getattr(fields, name) for name in KEY_FIELDS}
     return {name: value for name, value in named.items() if value is not None}
 
 
 def ways_to_name(table: str) -> str:
     """The end of a sentence that asks for a key."""
-    return ", ".join(f"{table}.{name}" for name in _FIELDS[:-1]) + f" or {table}.{_FIELDS[-1]}"
+    *others, last = (f"{table}.{name}" for name in KEY_FIELDS)
+    return f"{', '.join(others)} or {last}"

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mds_ckpt import open_checkpoint
+from mds_ckpt import Checkpoint
 from mds_core import BertConfig, ProcessGroups
 from mds_core.models import Bert
 from mds_core.rng import DropoutKey
 from mds_train.errors import InputError
 from mds_train.generate.model import fill
-from mds_train.model_source import find_checkpoint
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -133,12 +131,17 @@ class Classifier(nn.Module):
 
 
 def load_classifier(
-    path: Path, *, outputs: int, dropout: float, seed: int, device: torch.device | str = "cpu"
+    checkpoint: Checkpoint,
+    *,
+    outputs: int,
+    dropout: float,
+    seed: int,
+    device: torch.device | str = "cpu",
 ) -> Classifier:
     """A pretrained BERT with a new head.
 
     Args:
-        path: a checkpoint of any format that mds_ckpt opens.
+        checkpoint: of a BERT, in any format that mds_ckpt opens.
         outputs: of the head.
         dropout: inside the BERT and before the head.
         seed: of what is new, and of dropout.
@@ -147,7 +150,6 @@ def load_classifier(
     Raises:
         InputError: If the checkpoint is not a BERT, or lacks a parameter.
     """
-    checkpoint = open_checkpoint(find_checkpoint(path))
     if "num_token_types" not in checkpoint.config:
         raise InputError(f"{checkpoint.path}: not a BERT; GLUE and RACE are fine-tuned from one.")
     config = replace(

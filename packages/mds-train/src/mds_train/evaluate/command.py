@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mds_ckpt.commands.key_options import add_key_options
 from mds_train.errors import ExitCode, InputError, UsageError
-from mds_train.generate.command import add_model_arguments, loaded
+from mds_train.generate.command import add_model_arguments, chosen_device, given_key, loaded
 
 if TYPE_CHECKING:
-    from mds_train.evaluate.classifier import Encoder, Sample
+    from mds_train.evaluate.classifier import Classifier, Encoder, Sample
+    from mds_train.evaluate.tuning import Tuning
     from mds_train.generate.command import LoadedModel
     from mds_train.launch import Environment
 
@@ -171,6 +173,7 @@ def _tuning_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dropout", type=float, default=0.1, metavar="X", help="(%(default)g)")
     add("--seq-length", type=int, metavar="N", help="tokens; all positions when left out")
     add("--seed", type=int, default=1234, help="(%(default)s)")
+    add_key_options(parser, expect=False)
 
 
 def _translations(parser: argparse.ArgumentParser) -> None:
@@ -256,7 +259,7 @@ def _harness(options: argparse.Namespace, environment: Environment) -> Mapping[s
             template=find_chat_template(ready.checkpoint, named=options.chat_template)
             if asked
             else None,
-            name=str(ready.checkpoint),
+            name=str(ready.checkpoint.path),
         )
         return run_harness(
             model,
@@ -338,37 +341,13 @@ def _tuned(
     metrics: Sequence[str],
     cut: str,
 ) -> dict[str, Any]:
-    from mds_train.evaluate.classifier import Encoder, load_classifier
     from mds_train.evaluate.glue import judge
-    from mds_train.evaluate.tuning import Tuning, guesses, tune
-    from mds_train.generate.command import chosen_device
-    from mds_train.generate.model import load_tokenizer
+    from mds_train.evaluate.tuning import guesses, tune
 
     if environment.world_size > 1:
         raise UsageError("GLUE and RACE are tuned in one process; start without torchrun.")
-    if not 0 <= options.dropout < 1:
-        raise UsageError(f"--dropout {options.dropout} must lie between 0 and 1.")
-    settings = Tuning(
-        epochs=options.epochs,
-        batch_size=options.batch_size,
-        lr=options.lr,
-        warmup=options.warmup,
-        weight_decay=options.weight_decay,
-        seed=options.seed,
-    )
-    model = load_classifier(
-        options.checkpoint,
-        outputs=outputs,
-        dropout=options.dropout,
-        seed=options.seed,
-        device=chosen_device(options.device),
-    )
-    positions = model.trunk.config.max_position_embeddings
-    length = options.seq_length or positions
-    if not 8 <= length <= positions:
-        raise InputError(f"--seq-length {length}: it lies between 8 and the {positions} positions.")
-    tokenizer = load_tokenizer(options.checkpoint, tokenizer=options.tokenizer)
-    encoder = Encoder(tokenizer, length=length, cut=cut)
+    settings = _tuning(options)
+    model, encoder = _classifier(options, outputs=outputs, cut=cut)
     training, validation = (
         samples(each, encoder) for each in (options.train_data, options.valid_data)
     )
@@ -384,6 +363,39 @@ def _tuned(
         **(judged() if not history else {name: history[-1][name] for name in metrics}),
         "epochs": history,
     }
+
+
+def _tuning(options: argparse.Namespace) -> Tuning:
+    from mds_train.evaluate.tuning import Tuning
+
+    if not 0 <= options.dropout < 1:
+        raise UsageError(f"--dropout {options.dropout} must lie between 0 and 1.")
+    names = ("epochs", "batch_size", "lr", "warmup", "weight_decay", "seed")
+    return Tuning(**{name: getattr(options, name) for name in names})
+
+
+def _classifier(
+    options: argparse.Namespace, *, outputs: int, cut: str
+) -> tuple[Classifier, Encoder]:
+    """The model to be tuned, and what makes rows of texts for it."""
+    from mds_train.evaluate.classifier import Encoder, load_classifier
+    from mds_train.generate.model import load_tokenizer
+    from mds_train.model_source import open_model
+
+    checkpoint = open_model(options.checkpoint, key=given_key(options))
+    model = load_classifier(
+        checkpoint,
+        outputs=outputs,
+        dropout=options.dropout,
+        seed=options.seed,
+        device=chosen_device(options.device),
+    )
+    positions = model.trunk.config.max_position_embeddings
+    length = options.seq_length or positions
+    if not 8 <= length <= positions:
+        raise InputError(f"--seq-length {length}: it lies between 8 and the {positions} positions.")
+    tokenizer = load_tokenizer(checkpoint, tokenizer=options.tokenizer)
+    return model, Encoder(tokenizer, length=length, cut=cut)
 
 
 def _existing(path: Path) -> Path:

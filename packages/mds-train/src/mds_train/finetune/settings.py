@@ -9,15 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mds_ckpt import Checkpoint
+from mds_ckpt import Checkpoint, KeySource
 from mds_train.config.data import DataConfig
+from mds_train.config.keys import KEY_FIELDS
 from mds_train.config.loading import Setting, Settings, build
 from mds_train.config.model import ModelConfig
 from mds_train.data.building import Stores, epoch_lengths, open_stores
 from mds_train.errors import InputError
 from mds_train.model_source import folder_to_load, open_model
 
-__all__ = ["settings_of_base", "with_data"]
+__all__ = ["key_in", "settings_of_base", "with_data"]
 
 _LONGEST = 2048
 _WARMUP = 0.03
@@ -33,19 +34,32 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 
 
-def settings_of_base(base: Path, store: Path, run_dir: Path) -> Settings:
+def key_in(settings: Settings) -> KeySource | None:
+    """What opens an encrypted model, if the [checkpoint] table names it."""
+    named = {
+        field: settings[f"checkpoint.{field}"].value
+        for field in KEY_FIELDS
+        if f"checkpoint.{field}" in settings
+    }
+    return KeySource(**named) if any(named.values()) else None
+
+
+def settings_of_base(
+    base: Path, store: Path, run_dir: Path, *, key: KeySource | None = None
+) -> Settings:
     """What a checkpoint says of a fine-tuning, and usual values for the rest.
 
     Args:
         base: A checkpoint of any format that mds_ckpt opens, or the folder of a run.
         store: Conversations (`mds-data preprocess-sft`) or texts.
         run_dir: The new run.
+        key: Opens an encrypted checkpoint.
 
     Raises:
         InputError: If the checkpoint does not hold a GPT-like model.
     """
     path = folder_to_load(str(base))
-    model = _model(open_model(path))
+    model = _model(open_model(path, key=key))
     said = {f"model.{name}": value for name, value in _changed(model).items()}
     data = {
         "data.store": str(store),

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mds_ckpt.companions import read_json
+from mds_ckpt import Checkpoint, companions
 from mds_data.chat.formats import chat_template
-from mds_data.chat.template import ChatTemplate, load_chat_template
+from mds_data.chat.template import ChatTemplate, chat_template_of
 from mds_data.chat.values import TemplateError
 from mds_train.errors import InputError
-from mds_train.model_source import open_model
+from mds_train.model_source import companion, open_model
 
 __all__ = ["find_chat_template"]
 
 
-def find_chat_template(checkpoint: Path, *, named: str | None = None) -> ChatTemplate | None:
+_FILES = ("chat_template.jinja", "tokenizer_config.json")
+
+
+def find_chat_template(
+    checkpoint: Path | Checkpoint, *, named: str | None = None
+) -> ChatTemplate | None:
     """Return how conversations are written for a model.
 
     Args:
@@ -27,25 +32,24 @@ def find_chat_template(checkpoint: Path, *, named: str | None = None) -> ChatTem
     Raises:
         InputError: If the template does not exist or cannot be rendered safely.
     """
+    opened = checkpoint if isinstance(checkpoint, Checkpoint) else open_model(checkpoint)
     try:
         if named is not None:
-            return chat_template(named, eos_token=_end_mark(checkpoint))
-        companions = open_model(checkpoint).companions
-        if "chat_template.jinja" in companions:
-            return load_chat_template(companions["chat_template.jinja"])
-        settings = companions.get("tokenizer_config.json")
-        if settings is not None and "chat_template" in read_json(settings):
-            return load_chat_template(settings)
+            return chat_template(named, eos_token=_end_mark(opened))
+        files = {name: file for name in _FILES if (file := companion(opened, name)) is not None}
+        return chat_template_of(
+            {name: companions.read(file).decode("utf-8", "replace") for name, file in files.items()}
+        )
     except TemplateError as error:
-        raise InputError(f"{error}.") from error
-    return None
+        place = "" if named is not None else f"{opened.path}: "
+        raise InputError(f"{place}{error}.") from error
 
 
-def _end_mark(checkpoint: Path) -> str:
+def _end_mark(checkpoint: Checkpoint) -> str:
     """How the tokenizer spells the end of a text."""
-    companions = open_model(checkpoint).companions
-    if "tokenizer_config.json" not in companions:
+    settings = companion(checkpoint, "tokenizer_config.json")
+    if settings is None:
         return ""
-    mark = read_json(companions["tokenizer_config.json"]).get("eos_token")
+    mark = companions.read_json(settings).get("eos_token")
     spelling = mark.get("content") if isinstance(mark, dict) else mark
     return spelling if isinstance(spelling, str) else ""

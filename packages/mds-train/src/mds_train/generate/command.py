@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from mds_ckpt.commands.key_options import add_key_options, key_of
 from mds_train.errors import ExitCode, InputError, UsageError
 from mds_train.generate.prompts import read_prompts
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import torch
     from tokenizers import Tokenizer
 
+    from mds_ckpt import Checkpoint, KeySource
     from mds_core.models import GPT
     from mds_train.generate.decoding import Completion
     from mds_train.generate.sampling import Sampling
@@ -29,6 +31,7 @@ __all__ = [
     "add_arguments",
     "add_model_arguments",
     "chosen_device",
+    "given_key",
     "loaded",
     "run",
 ]
@@ -138,6 +141,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokenizer", type=Path, metavar="F", help="a tokenizer.json instead of its own")
     add("--device", default="auto", choices=["auto", "cpu", "cuda"])
     add("--dtype", default="stored", choices=_DTYPES, help="compute in it (%(default)s)")
+    add_key_options(parser, expect=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,7 +151,8 @@ class LoadedModel:
     model: GPT
     tokenizer: Tokenizer
     end_tokens: frozenset[int]
-    checkpoint: Path
+    checkpoint: Checkpoint
+    """What was opened."""
     is_first: bool
     """Whether this rank speaks for all."""
 
@@ -165,10 +170,11 @@ def loaded(options: argparse.Namespace, environment: Environment) -> Iterator[Lo
         InputError: If there is no such checkpoint or tokenizer, or the ranks do not divide it.
     """
     from mds_core import Layout, ProcessGroups
-    from mds_train.generate.model import end_tokens, find_checkpoint, load_model, load_tokenizer
+    from mds_train.generate.model import end_tokens, load_model, load_tokenizer
     from mds_train.launch import distributed
+    from mds_train.model_source import open_model
 
-    checkpoint = find_checkpoint(options.checkpoint)
+    checkpoint = open_model(options.checkpoint, adapter=options.adapter, key=given_key(options))
     tokenizer = load_tokenizer(checkpoint, tokenizer=options.tokenizer)
     with contextlib.ExitStack() as stack:
         groups, device = None, chosen_device(options.device)
@@ -176,13 +182,7 @@ def loaded(options: argparse.Namespace, environment: Environment) -> Iterator[Lo
             started = distributed(environment, device=options.device, timeout_seconds=600)
             device = stack.enter_context(started)
             groups = ProcessGroups.build(Layout(tp_size=environment.world_size))
-        model = load_model(
-            checkpoint,
-            device=device,
-            dtype=_dtype(options.dtype),
-            groups=groups,
-            adapter=options.adapter,
-        )
+        model = load_model(checkpoint, device=device, dtype=_dtype(options.dtype), groups=groups)
         yield LoadedModel(
             model=model,
             tokenizer=tokenizer,
@@ -190,6 +190,20 @@ def loaded(options: argparse.Namespace, environment: Environment) -> Iterator[Lo
             checkpoint=checkpoint,
             is_first=environment.rank == 0,
         )
+
+
+def given_key(options: argparse.Namespace) -> KeySource | None:
+    """What opens an encrypted checkpoint, if it was named.
+
+    Raises:
+        MachineError: If what decrypts is not installed.
+    """
+    key = key_of(options)
+    if key is not None:
+        from mds_train.saving.sealing import require_library
+
+        require_library()
+    return key
 
 
 def chosen_device(name: str) -> torch.device:

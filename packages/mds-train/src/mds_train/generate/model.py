@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mds_ckpt import Checkpoint
-from mds_ckpt.companions import read_json
+from mds_ckpt import Checkpoint, KeySource, companions
 from mds_core import GPTConfig, ProcessGroups
 from mds_core.models import GPT, Bert
 from mds_core.sharding import cut
 from mds_train.errors import InputError
-from mds_train.model_source import find_checkpoint, open_model
+from mds_train.model_source import companion, find_checkpoint, open_model
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,22 +38,25 @@ _USUAL_END_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_
 
 
 def load_model(
-    path: str | Path,
+    path: str | Path | Checkpoint,
     *,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     groups: ProcessGroups | None = None,
     adapter: Path | None = None,
+    key: KeySource | None = None,
 ) -> GPT:
     """Load a model for use, whatever layout trained it.
 
     Args:
         path: a checkpoint's folder, a folder of checkpoints (the newest good one is taken), the
-            folder of a run, or that of a LoRA adapter, which names its base.
+            folder of a run, or that of a LoRA adapter, which names its base; or what
+            `mds_train.model_source.open_model` gave.
         device: where the model goes.
         dtype: of its parameters; as stored when left out.
         groups: ranks along tp that share the model; one when left out.
         adapter: folder of a LoRA adapter (the peft library's format) to add to the weights.
+        key: opens an encrypted checkpoint.
 
     Returns:
         The model, or this rank's share of it, in evaluation mode.
@@ -62,7 +64,7 @@ def load_model(
     Raises:
         InputError: If the checkpoint lacks a parameter or has one of another shape.
     """
-    checkpoint = open_model(path, adapter=adapter)
+    checkpoint = _opened(path, adapter=adapter, key=key)
     config = _model_config(checkpoint)
     dtype = dtype or _stored_dtype(checkpoint)
     model = GPT(config, groups or ProcessGroups.single(), dtype=dtype, device="meta")
@@ -71,7 +73,15 @@ def load_model(
     return model.eval()
 
 
-def load_tokenizer(checkpoint: str | Path, *, tokenizer: Path | None = None) -> Tokenizer:
+def _opened(
+    path: str | Path | Checkpoint, *, adapter: Path | None = None, key: KeySource | None = None
+) -> Checkpoint:
+    return path if isinstance(path, Checkpoint) else open_model(path, adapter=adapter, key=key)
+
+
+def load_tokenizer(
+    checkpoint: str | Path | Checkpoint, *, tokenizer: Path | None = None
+) -> Tokenizer:
     """Load the tokenizer that travels with a checkpoint, or another one.
 
     Args:
@@ -84,32 +94,34 @@ def load_tokenizer(checkpoint: str | Path, *, tokenizer: Path | None = None) -> 
     from tokenizers import Tokenizer
 
     if tokenizer is None:
-        opened = open_model(checkpoint)
-        tokenizer = opened.companions.get("tokenizer.json")
-        if tokenizer is None:
+        opened = _opened(checkpoint)
+        file = companion(opened, "tokenizer.json")
+        if file is None:
             raise InputError(
                 f"{opened.path}: the checkpoint has no tokenizer.json; name one with "
                 "--tokenizer FILE."
             )
-    if not tokenizer.is_file():
-        raise InputError(f"{tokenizer}: there is no such tokenizer file; check the path.")
+        place, text = opened.path / "tokenizer.json", companions.read(file)
+    else:
+        if not tokenizer.is_file():
+            raise InputError(f"{tokenizer}: there is no such tokenizer file; check the path.")
+        place, text = tokenizer, tokenizer.read_bytes()
     try:
-        return Tokenizer.from_str(tokenizer.read_text(encoding="utf-8"))
+        return Tokenizer.from_str(text.decode("utf-8"))
     except Exception as error:  # tokenizers raises nothing narrower
-        raise InputError(f"{tokenizer}: not a tokenizer.json: {error}.") from error
+        raise InputError(f"{place}: not a tokenizer.json: {error}.") from error
 
 
-def end_tokens(checkpoint: str | Path, tokenizer: Tokenizer) -> frozenset[int]:
+def end_tokens(checkpoint: str | Path | Checkpoint, tokenizer: Tokenizer) -> frozenset[int]:
     """Tokens that end an answer: what the checkpoint's generation settings say, or the usual ones.
 
     Args:
         checkpoint: as for `load_model`.
         tokenizer: knows the usual ones' ids.
     """
-    companions = open_model(checkpoint).companions
-    if "generation_config.json" in companions:
-        said = read_json(companions["generation_config.json"])
-        ids = said.get("eos_token_id")
+    settings = companion(_opened(checkpoint), "generation_config.json")
+    if settings is not None:
+        ids = companions.read_json(settings).get("eos_token_id")
         given = ids if isinstance(ids, list) else [ids]
         if known := frozenset(token for token in given if type(token) is int):
             return known

@@ -14,7 +14,7 @@ from mds_train.config.keys import named_keys, ways_to_name
 from mds_train.errors import InputError, MachineError
 from mds_train.exchange import attempt_on_all
 
-__all__ = ["check_sealing", "key_for", "new_sealing"]
+__all__ = ["check_sealing", "key_for", "new_sealing", "require_library"]
 
 _CIPHER = "cryptography.hazmat.primitives.ciphers.aead"
 
@@ -33,7 +33,7 @@ def key_for(folder: Path, settings: CheckpointConfig) -> KeySource | None:
             f"{folder}: the checkpoint is encrypted, and no key was given; name what opens it: "
             f"{ways_to_name('checkpoint')}."
         )
-    _require_library()
+    require_library()
     return KeySource(**named)  # type: ignore[arg-type]
 
 
@@ -76,7 +76,7 @@ def check_sealing(settings: CheckpointConfig, *, first: bool) -> str | None:
 def _checked(settings: CheckpointConfig, *, first: bool) -> str | None:
     if not settings.encrypt_to:
         return None
-    _require_library()
+    require_library()
     if not first:
         return None
     try:
@@ -101,7 +101,8 @@ def _opens_its_own(settings: CheckpointConfig) -> bool:
     )
 
 
-def _require_library() -> None:
+def require_library() -> None:
+    """Raise MachineError if what encrypts and decrypts is not installed."""
     try:
         library(_CIPHER)
         library("pyrage")

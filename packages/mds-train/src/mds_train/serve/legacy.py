@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mds_train.generate.beams import BeamSearch
@@ -56,52 +56,65 @@ def read_legacy(
         ApiError: If it is wrong or asks for too much.
     """
     members.refuse_unknown(known=_KNOWN, ignored=_IGNORED, unsupported=())
-    prompts = members.strings("prompts", most=limits.prompts)
-    if not prompts or isinstance(members.get("prompts"), str):
-        raise ApiError(
-            400, f"prompts must be a list of 1 to {limits.prompts} texts.", parameter="prompts"
-        )
-    if any(_is_broken(text) for text in prompts):
-        raise ApiError(400, "A prompt is not valid Unicode.", parameter="prompts")
+    prompts = _prompts(members, most=limits.prompts)
     count = members.whole("tokens_to_generate", 64, least=0) or 0
     wants = members.flag("logprobs")
     if count == 0 and not wants:
         raise ApiError(
             400, "tokens_to_generate=0 makes sense with logprobs only.", parameter="logprobs"
         )
-    ends = end_tokens
-    if (stop_token := members.whole("stop_token", None, least=0)) is not None:
-        ends = frozenset({stop_token})
+    model = Request(
+        prompt=(),
+        max_new_tokens=count if limits.new_tokens is None else min(count, limits.new_tokens),
+        sampling=_sampling(members, tokenizer),
+        seed=_seed(members),
+        end_tokens=_ends(members, end_tokens),
+        logprobs=0 if wants else None,
+        prompt_logprobs=wants,
+    )
     begin = [min(end_tokens)] if members.flag("add_BOS") and end_tokens else []
-    seed = members.whole("random_seed", -1, least=-1, most=2**63 - 1)
-    seed = secrets.randbits(31) if seed in (None, -1) else seed
-    most = count if limits.new_tokens is None else min(count, limits.new_tokens)
     requests = tuple(
-        Request(
-            prompt=(*begin, *tokenizer.encode(text).ids),
-            max_new_tokens=most,
-            sampling=_sampling(members, tokenizer),
-            seed=seed + number,
-            end_tokens=ends,
-            logprobs=0 if wants else None,
-            prompt_logprobs=wants,
-        )
+        replace(model, prompt=(*begin, *tokenizer.encode(text).ids), seed=model.seed + number)
         for number, text in enumerate(prompts)
     )
-    too_long = [r for r in requests if len(r.prompt) + count > max_length]
-    if too_long:
-        raise ApiError(
-            400,
-            f"A prompt has {len(too_long[0].prompt)} tokens and {count} new ones are asked for, "
-            f"but the model reads {max_length} at most.",
-            parameter="tokens_to_generate",
-        )
+    _check_lengths(requests, count=count, most=max_length)
     return LegacyAsked(
         requests=requests,
         stop=_stops(members),
         search=_search(members, prompts),
         wants_logprobs=wants,
     )
+
+
+def _prompts(members: Members, *, most: int) -> tuple[str, ...]:
+    prompts = members.strings("prompts", most=most)
+    if not prompts or isinstance(members.get("prompts"), str):
+        raise ApiError(400, f"prompts must be a list of 1 to {most} texts.", parameter="prompts")
+    if any(_is_broken(text) for text in prompts):
+        raise ApiError(400, "A prompt is not valid Unicode.", parameter="prompts")
+    return prompts
+
+
+def _seed(members: Members) -> int:
+    """As asked for; -1 leaves it to chance."""
+    seed = members.whole("random_seed", -1, least=-1, most=2**63 - 1)
+    return secrets.randbits(31) if seed is None or seed == -1 else seed
+
+
+def _ends(members: Members, usual: frozenset[int]) -> frozenset[int]:
+    token = members.whole("stop_token", None, least=0)
+    return usual if token is None else frozenset({token})
+
+
+def _check_lengths(requests: Sequence[Request], *, count: int, most: int) -> None:
+    for request in requests:
+        if len(request.prompt) + count > most:
+            raise ApiError(
+                400,
+                f"A prompt has {len(request.prompt)} tokens and {count} new ones are asked for, "
+                f"but the model reads {most} at most.",
+                parameter="tokens_to_generate",
+            )
 
 
 def _is_broken(text: str) -> bool:
