@@ -11,8 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from mds_ckpt.errors import RejectedError, UnsupportedError
 from mds_ckpt.escape import printable
 from mds_ckpt.families import choose
 from mds_ckpt.families.change import Thirds, Transposed
-from mds_ckpt.files.file_operations import write_file
+from mds_ckpt.files.file_operations import REAL, write_file
 from mds_ckpt.files.safetensors_file import SafetensorsWriter, TensorSpec
 from mds_ckpt.manifest import ModelRecord
 from mds_ckpt.stored import Stored, read_safetensors, values
@@ -313,14 +312,18 @@ class WrittenAdapter:
         tensors, columns = self._tensors()
         config = self._config(tensors, fan_in_fan_out=columns)
         text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-        folder.mkdir(parents=True, exist_ok=True)
-        with _replacing(folder / WEIGHTS_NAME) as path:
-            specs = [TensorSpec(name, "F32", array.shape) for name, array in tensors.items()]
-            with SafetensorsWriter(path, specs, metadata={"format": "pt"}) as writer:
-                for name, array in tensors.items():
-                    writer.write(name, array)
-        with _replacing(folder / CONFIG_NAME) as path:
-            write_file(path, text.encode())
+        if not folder.is_dir():
+            folder.mkdir(parents=True)
+            REAL.sync_folder(folder.parent)
+        weights, settings = (folder / f"{name}.partial" for name in (WEIGHTS_NAME, CONFIG_NAME))
+        for path in (weights, settings):
+            path.unlink(missing_ok=True)
+        specs = [TensorSpec(name, "F32", array.shape) for name, array in tensors.items()]
+        with SafetensorsWriter(weights, specs, metadata={"format": "pt"}) as writer:
+            for name, array in tensors.items():
+                writer.write(name, array)
+        write_file(settings, text.encode())
+        _put_in_place(folder, weights=weights, settings=settings)
 
     def _tensors(self) -> tuple[dict[str, Array], bool]:
         """A and B under peft's names, and whether the layers store [in, out]."""
@@ -356,13 +359,18 @@ class WrittenAdapter:
         }
 
 
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Where to write a file that then takes the place of an older one."""
-    partial_file = path.with_name(path.name + ".partial")
-    partial_file.unlink(missing_ok=True)
-    yield partial_file
-    partial_file.replace(path)
+def _put_in_place(folder: Path, *, weights: Path, settings: Path) -> None:
+    """Let two files take the places of an older adapter's.
+
+    What dies in between leaves a folder without settings, which nobody opens: new weights are never
+    there under the old scale.
+    """
+    if (folder / CONFIG_NAME).exists():
+        REAL.remove(folder / CONFIG_NAME)
+        REAL.sync_folder(folder)
+    for path, name in ((weights, WEIGHTS_NAME), (settings, CONFIG_NAME)):
+        REAL.replace(path, folder / name)
+        REAL.sync_folder(folder)
 
 
 def _ending(layer: str) -> str:
