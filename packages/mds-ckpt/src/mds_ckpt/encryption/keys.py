@@ -292,7 +292,19 @@ def new_identity(path: Path) -> str:
         file.write(f"# public key: {recipient}\n{identity}\n")
         file.flush()
         os.fsync(file.fileno())
+    _keep_name(path)
     return recipient
+
+
+def _keep_name(path: Path) -> None:
+    """Force a new file's name to the disk: with a lost key goes what was encrypted for it."""
+    if os.name == "nt":  # pragma: no cover - there is no such call
+        return
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def read_recipients(path: Path) -> list[str]:

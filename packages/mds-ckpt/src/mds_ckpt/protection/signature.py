@@ -84,6 +84,7 @@ def _write_new(path: Path, data: bytes, *, mode: int) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+    REAL.sync_folder(path.parent)
 
 
 def sign(
