@@ -73,7 +73,7 @@ def _data_rows(config: TrainConfig) -> list[tuple[str, str]]:
 def _memory_rows(config: TrainConfig, *, world_size: int) -> list[tuple[str, str]]:
     from mds_train.plan.memory import plan_memory
 
-    memory = plan_memory(config, world_size=world_size)
+    memory = plan_memory(config, world_size=world_size, on_cpu=_is_on_cpu(config))
     parallel = config.parallel
     sizes = [f"tp {parallel.tp_size}", f"dp {parallel.dp_size(world_size)}"]
     if parallel.pp_size > 1:
@@ -91,9 +91,16 @@ def _memory_rows(config: TrainConfig, *, world_size: int) -> list[tuple[str, str
         ("optimizer", _size(memory.optimizer)),
         ("activations", _size(memory.activations)),
         ("head", f"about {_size(memory.head)}"),
-        ("buffers of ZeRO", f"about {_size(memory.buffers)}"),
+        ("buffers", f"about {_size(memory.buffers)}"),
+        ("or, when gradients are summed", f"about {_size(memory.summing)}"),
         ("memory of a rank", f"about {_size(memory.total)}"),
     ]
+
+
+def _is_on_cpu(config: TrainConfig) -> bool:
+    import torch
+
+    return config.train.device == "cpu" or not torch.cuda.is_available()
 
 
 def _size(count: float) -> str:

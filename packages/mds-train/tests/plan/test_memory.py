@@ -11,28 +11,48 @@ from shell_cases import tiny_config
 from mds_core import ProcessGroups
 from mds_core.config.adapters import AdapterConfig
 from mds_core.models import GPT, add_adapters
-from mds_train.config import LoraConfig, MemoryConfig, ParallelConfig
+from mds_train.config import EngineConfig, LoraConfig, MemoryConfig, ParallelConfig
 from mds_train.plan.memory import plan_memory
 
 
 @pytest.mark.parametrize(
-    ("stage", "weights", "gradients", "optimizer", "buffers"),
-    [(0, 4, 4, 8, 0), (1, 4, 4, 6, 0), (2, 4, 4 / 2, 6, 0), (3, 4 / 2, 4 / 2, 6, 8)],
+    ("stage", "weights", "gradients", "optimizer", "buffers", "summing"),
+    [
+        (0, 4, 4, 8, 0, 4),
+        (1, 4, 4, 12 / 2, 0, 4 + 4 / 2),
+        (2, 4, 4 / 2, 12 / 2, 0, 8),
+        (3, 4 / 2, 4 / 2, 12 / 2, 8, 12),
+    ],
 )
 def test_zero_divides_what_it_says_by_the_replicas(
-    stage: int, weights: float, gradients: float, optimizer: float, buffers: int
+    stage: int, weights: float, gradients: float, optimizer: float, buffers: int, summing: float
 ) -> None:
     config = replace(tiny_config(Path("run")), parallel=ParallelConfig(zero_stage=stage))
     count = config.model.num_params()
 
-    memory = plan_memory(config, world_size=2)
+    memory = plan_memory(config, world_size=2, on_cpu=True)
 
     assert memory.weights == pytest.approx(weights * count, abs=16)
     assert memory.gradients == pytest.approx(gradients * count, abs=16)
     assert memory.optimizer == pytest.approx(optimizer * count, abs=16)
     assert memory.buffers == pytest.approx(buffers * count, abs=16)
+    assert memory.summing == pytest.approx(summing * count, abs=32)
     states = memory.weights + memory.gradients + memory.optimizer
-    assert memory.total == states + memory.activations + memory.head + memory.buffers
+    computing = memory.activations + memory.head + memory.buffers
+    assert memory.total == states + max(computing, memory.summing)
+
+
+def test_the_buffer_of_a_device_has_the_size_that_the_json_says(tmp_path: Path) -> None:
+    own = tmp_path / "own.json"
+    own.write_text('{"zero_optimization": {"reduce_bucket_size": 1000000}}')
+    config = replace(tiny_config(Path("run")), parallel=ParallelConfig(zero_stage=2))
+    said = replace(config, engine=EngineConfig(deepspeed_config=str(own)))
+
+    usual, small = (plan_memory(each, world_size=2) for each in (config, said))
+
+    assert usual.buffers == 4 * 500_000_000  # DeepSpeed's default
+    assert small.buffers == 4 * 1_000_000
+    assert plan_memory(said, world_size=2, on_cpu=True).buffers == 0
 
 
 def test_what_lies_in_the_hosts_memory_is_not_counted() -> None:

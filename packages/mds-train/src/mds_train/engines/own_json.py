@@ -16,7 +16,7 @@ from mds_train.engines.deepspeed_config import deepspeed_config
 from mds_train.errors import InputError
 from mds_train.migration.deepspeed_json import parse_json, read_deepspeed_json
 
-__all__ = ["check_own_json", "merged_json", "with_own_json"]
+__all__ = ["check_own_json", "merged_json", "with_own_json", "zero_settings"]
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +112,16 @@ def with_own_json(derived: Mapping[str, Any], *, config: TrainConfig) -> dict[st
     for key, value in passed.items():
         logger.info("%s: %s = %s is passed on to DeepSpeed.", name, key, value)
     return merged
+
+
+def zero_settings(config: TrainConfig) -> dict[str, Any]:
+    """What the JSON that engine.deepspeed_config names says of ZeRO, unchecked; {} without one."""
+    name = config.engine.deepspeed_config
+    if name is None or not Path(name).is_file():
+        return {}
+    given = parse_json(Path(name).read_text(encoding="utf-8", errors="replace"), name=name)
+    said = given.get("zero_optimization")
+    return dict(said) if isinstance(said, dict) else {}
 
 
 def merged_json(

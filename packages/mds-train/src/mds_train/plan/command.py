@@ -179,10 +179,11 @@ def _show_memory(
     table.add_column("GB of the fullest rank")
     for stage in plans:
         table.add_column(f"ZeRO {stage}" + " *" * (stage == chosen), justify="right")
-    parts = ("weights", "gradients", "optimizer", "activations", "head", "buffers", "total")
-    for part in parts:
+    parts = ("weights", "gradients", "optimizer", "activations", "head", "buffers", "summing")
+    for part in (*parts, "total"):
         sizes = [getattr(plan, part) / 1e9 for plan in plans.values()]
-        table.add_row(part, *(f"{size:,.1f}" for size in sizes))
+        name = "or, when summing" if part == "summing" else part
+        table.add_row(name, *(f"{size:,.1f}" for size in sizes))
     shares = [plan.total / machine.gigabytes / 1e7 for plan in plans.values()]
     table.add_row(f"of {machine.gigabytes:g} GB", *(f"{share:.0f} %" for share in shares))
     console.print()

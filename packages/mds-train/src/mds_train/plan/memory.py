@@ -12,12 +12,11 @@ from mds_core.pipeline.simulation import simulate
 from mds_train.config import TrainConfig
 from mds_train.model_building import global_shapes, stages
 from mds_train.plan.activations import LayerCounter
+from mds_train.plan.zero_memory import Counts, ZeroMemory
 
 __all__ = ["MemoryPlan", "memory_by_stage", "plan_memory"]
 
 _FP32, _HALF = 4, 2
-_MOST_GATHERED, _MOST_WAITING = 1_000_000_000, 500_000_000
-"""Parameters: DeepSpeed's stage3_max_live_parameters and reduce_bucket_size."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,17 +31,23 @@ class MemoryPlan:
     head: int
     """Embedding output, and a chunk of logits with its gradient."""
     buffers: int = 0
-    """What ZeRO 3 has whole for a while: weights gathered, gradients to be sent."""
+    """DeepSpeed's beside the activations: weights gathered, gradients to be sent."""
+    summing: int = 0
+    """Its buffers and copies once the activations are gone, when gradients are summed."""
 
     @property
     def total(self) -> int:
-        """All parts, without what the allocator and libraries hold besides."""
+        """The larger of both moments, without what the allocator and libraries hold besides."""
         states = self.weights + self.gradients + self.optimizer
-        return states + self.activations + self.head + self.buffers
+        return states + max(self.activations + self.head + self.buffers, self.summing)
 
 
 def plan_memory(
-    config: TrainConfig, *, world_size: int, count_layer: LayerCounter | None = None
+    config: TrainConfig,
+    *,
+    world_size: int,
+    count_layer: LayerCounter | None = None,
+    on_cpu: bool = False,
 ) -> MemoryPlan:
     """Memory of the fullest rank: states exactly, activations counted on fake tensors.
 
@@ -50,16 +55,17 @@ def plan_memory(
         config: The run.
         world_size: Number of ranks.
         count_layer: One that many plans share, so that a layer is counted once.
+        on_cpu: The ranks compute on processors, where DeepSpeed sums through other buffers.
     """
-    counts = _counts(config, world_size=world_size)
-    weights, gradients, optimizer = _states(config, counts)
+    zero = ZeroMemory(config, _counts(config, world_size=world_size), on_cpu=on_cpu)
     return MemoryPlan(
-        weights=weights,
-        gradients=gradients,
-        optimizer=optimizer,
+        weights=zero.weights,
+        gradients=zero.gradients,
+        optimizer=zero.optimizer,
         activations=_activations(config, count_layer or LayerCounter(), world_size=world_size),
         head=_head(config),
-        buffers=_buffers(config, counts),
+        buffers=zero.buffers,
+        summing=zero.summing,
     )
 
 
@@ -79,21 +85,7 @@ def memory_by_stage(config: TrainConfig, *, world_size: int) -> dict[int, Memory
     }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Counts:
-    """Parameters of one rank."""
-
-    held: int
-    """That it computes with."""
-    share: int
-    """Of these what ZeRO 3 leaves it to keep."""
-    trained: int
-    trained_share: int
-    sharers: int
-    """Ranks over which ZeRO shares out."""
-
-
-def _counts(config: TrainConfig, *, world_size: int) -> _Counts:
+def _counts(config: TrainConfig, *, world_size: int) -> Counts:
     parallel = config.parallel
     sharers = parallel.dp_size(world_size) * parallel.ulysses_size
     whole = -(-_parameters_of_stages(config) // parallel.tp_size)
@@ -106,43 +98,9 @@ def _counts(config: TrainConfig, *, world_size: int) -> _Counts:
         numbers = sum(math.prod(shape) for shape in global_shapes(config).values())
         trained = -(-numbers // parallel.tp_size)
         trained_share = -(-trained // sharers)
-    return _Counts(
+    return Counts(
         held=held, share=share, trained=trained, trained_share=trained_share, sharers=sharers
     )
-
-
-def _states(config: TrainConfig, counts: _Counts) -> tuple[int, int, int]:
-    """Bytes of weights, gradients and optimizer (masters, where there are any, and two moments)."""
-    stage, memory = config.parallel.zero_stage, config.memory
-    low = config.train.precision != "fp32"
-    value = _HALF if low else _FP32
-    # ZeRO keeps its own flat fp32 copy of what it updates, also when the weights are fp32.
-    masters = _FP32 if low or stage else 0
-    weights = value * counts.held
-    if stage == 3:
-        weights = value * counts.share * (memory.offload_parameters == "none")
-    on_host = memory.offload_ratio * (memory.offload_optimizer != "none")
-    return (
-        weights,
-        _FP32 * (counts.trained_share if stage >= 2 else counts.trained),
-        round(
-            (1 - on_host)
-            * (masters + 2 * _FP32)
-            * (counts.trained_share if stage else counts.trained)
-        ),
-    )
-
-
-def _buffers(config: TrainConfig, counts: _Counts) -> int:
-    """Weights that ZeRO 3 keeps gathered, and whole gradients that wait to be sent.
-
-    DeepSpeed lets go of them when there are more than these numbers, its defaults.
-    """
-    if config.parallel.zero_stage < 3:
-        return 0
-    value = _FP32 if config.train.precision == "fp32" else _HALF
-    waiting = min(counts.trained, _MOST_WAITING) if counts.sharers > 1 else 0
-    return value * (min(counts.held, _MOST_GATHERED) + waiting)
 
 
 def _experts_of_stages(config: TrainConfig) -> int:
