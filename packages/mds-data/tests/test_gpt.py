@@ -115,6 +115,10 @@ def test_parts_of_a_split_share_no_document(store, documents):
         ({"seq_length": 4, "split": "holdout"}, "has the parts train, valid, test"),
         ({"seq_length": 4, "split": ("1,1,1", "holdout")}, "train, valid and test, not 'holdout'"),
         ({"seq_length": 4, "split": "test"}, "holds 0 tokens in 0 documents in split 'test'"),
+        (
+            {"seq_length": 4, "split": ("100,0,0", "valid")},
+            "in 0 documents in part 'valid' of the split 100,0,0",
+        ),
         ({"seq_length": 4, "eod_mask_loss": True}, "has no end-of-document id"),
     ],
 )

@@ -246,9 +246,13 @@ class _MegatronWindows:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _check_filled(store: TokenStore, split: object, *, documents: int, tokens: int) -> None:
+def _check_filled(
+    store: TokenStore, split: tuple[str, str] | str | None, *, documents: int, tokens: int
+) -> None:
     if tokens < 2:
         part = "" if split is None else f" in split {split!r}"
+        if isinstance(split, tuple):
+            part = f" in part {split[1]!r} of the split {split[0]}"
         raise ValueError(
             f"{store.path}: holds {tokens} tokens in {documents} documents{part}, and a sample "
             f"needs at least 2; give the part a larger share"
