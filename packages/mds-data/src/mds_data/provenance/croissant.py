@@ -69,59 +69,69 @@ def croissant(
         families: Its sources.
         data: The manifest's bytes.
     """
-    counts = manifest.counts
-    licences = sorted({each.licence for each in families if each.licence})
     described: dict[str, Any] = {
         "@context": _CONTEXT,
         "@type": "sc:Dataset",
         "conformsTo": "http://mlcommons.org/croissant/1.1",
         "name": root.resolve().name,
-        "description": (
-            f"A tokenised text dataset: {counts.documents:,} documents, {counts.tokens:,} tokens "
-            f"of a vocabulary of {manifest.vocab_size:,}, as a Zarr v3 group whose manifest.json "
-            f"names every file with its SHA-256."
-        ),
+        "description": _in_words(manifest),
         "url": f"urn:uuid:{manifest.uuid}",
         "version": f"{manifest.revision}.0.0",
-        "distribution": [
-            {
-                "@type": "cr:FileObject",
-                "@id": MANIFEST_NAME,
-                "name": MANIFEST_NAME,
-                "contentUrl": MANIFEST_NAME,
-                "contentSize": f"{len(data)} B",
-                "encodingFormat": "application/json",
-                "sha256": hashlib.sha256(data).hexdigest(),
-            },
-            *(
-                {
-                    "@type": "cr:FileObject",
-                    "@id": path,
-                    "name": path,
-                    "contentUrl": quote(path),
-                    "contentSize": f"{record.size} B",
-                    "encodingFormat": _kind(path),
-                    "sha256": record.sha256,
-                }
-                for path, record in manifest.files.items()
-            ),
-        ],
+        "distribution": _files(manifest, data),
     }
     if manifest.created is not None:
         described |= {"dateCreated": manifest.created, "datePublished": manifest.created[:10]}
-    if licences:
-        described["license"] = [_licence(each) for each in licences]
+    return described | _origin(manifest, families)
+
+
+def _in_words(manifest: Manifest) -> str:
+    counts = manifest.counts
+    return (
+        f"A tokenised text dataset: {counts.documents:,} documents, {counts.tokens:,} tokens "
+        f"of a vocabulary of {manifest.vocab_size:,}, as a Zarr v3 group whose manifest.json "
+        f"names every file with its SHA-256."
+    )
+
+
+def _files(manifest: Manifest, data: bytes) -> list[dict[str, str]]:
+    """The manifest, and every file that it names."""
+    itself = _file(MANIFEST_NAME, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+    return [
+        itself,
+        *(
+            _file(path, size=record.size, sha256=record.sha256)
+            for path, record in manifest.files.items()
+        ),
+    ]
+
+
+def _file(path: str, *, size: int, sha256: str) -> dict[str, str]:
+    return {
+        "@type": "cr:FileObject",
+        "@id": path,
+        "name": path,
+        "contentUrl": quote(path),
+        "contentSize": f"{size} B",
+        "encodingFormat": _kind(path),
+        "sha256": sha256,
+    }
+
+
+def _origin(manifest: Manifest, families: list[Family]) -> dict[str, Any]:
+    """Licences, sources, what was done to them and what was erased, as far as it is known."""
+    told: dict[str, Any] = {}
+    if licences := sorted({each.licence for each in families if each.licence}):
+        told["license"] = [_licence(each) for each in licences]
     if families:
-        described["prov:wasDerivedFrom"] = [_source(each) for each in families]
-    steps = [_step(each) for each in manifest.provenance.get("transforms", ())]
-    if steps:
-        described["rai:dataPreprocessingProtocol"] = steps
+        told["prov:wasDerivedFrom"] = [_source(each) for each in families]
+    if steps := [_step(each) for each in manifest.provenance.get("transforms", ())]:
+        told["rai:dataPreprocessingProtocol"] = steps
     if manifest.erasures:
         erased = sum(len(each.documents) for each in manifest.erasures)
-        described["rai:dataReleaseMaintenancePlan"] = (
+        told["rai:dataReleaseMaintenancePlan"] = (
             f"{erased} documents were erased on request; this is revision {manifest.revision}."
         )
-    return described
+    return told
 
 
 def _licence(expression: str) -> str:
