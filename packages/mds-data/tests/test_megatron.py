@@ -51,6 +51,20 @@ def test_the_append_eod_fault_is_taken_over_with_a_warning(tmp_path, caplog):
     ]
 
 
+def test_tokens_that_the_index_does_not_know_are_told(tmp_path, caplog):
+    prefix = write_pair(tmp_path / "p", DOCUMENTS)
+    data = prefix.with_suffix(".bin").read_bytes()
+    prefix.with_suffix(".bin").write_bytes(data + b"\7\0")
+
+    with caplog.at_level(logging.WARNING):
+        import_megatron(prefix, tmp_path / "s")
+
+    assert "1 tokens of 2 bytes that its index does not know" in caplog.text
+    prefix.with_suffix(".bin").write_bytes(data + b"\7")
+    with pytest.raises(IndexedDatasetError, match=r"\.bin file ends 1 bytes into one"):
+        import_megatron(prefix, tmp_path / "t")
+
+
 def test_the_append_eod_fault_is_mended(tmp_path):
     prefix = write_pair(tmp_path / "p", DOCUMENTS, data=FAULTY)
     manifest = repair_append_eod(prefix, tmp_path / "s")

@@ -256,6 +256,12 @@ def _read_old_index(data: NDArray[np.uint8], *, name: str) -> _Index:
 
 def _check_index(index: _Index, tokens: _BinFile, *, name: str) -> None:
     sizes, starts, borders = index.sizes, index.starts, index.documents
+    if rest := tokens.size % index.dtype.itemsize:
+        _fail(
+            name,
+            f"has tokens of {index.dtype.itemsize} bytes, but the .bin file ends {rest} bytes into "
+            f"one; the .bin file was cut or is another one",
+        )
     if (sizes < 0).any():
         number = int(np.flatnonzero(sizes < 0)[0])
         _fail(name, f"gives sequence {number} the size {sizes[number]}")

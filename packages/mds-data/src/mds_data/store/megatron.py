@@ -3,6 +3,7 @@
 import logging
 import os
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,14 @@ def import_megatron(
             pair.root,
             fault.documents,
         )
+    if fault is None and (unknown := pair.tokens.length - int(pair.sizes.sum())):
+        logger.warning(
+            "%s.bin: holds %d tokens of %d bytes that its index does not know; is the index that "
+            "of another .bin, or its type code wrong?",
+            pair.root,
+            unknown,
+            pair.tokens.dtype.itemsize,
+        )
     bounds = repaired_documents(pair) if repair else _document_bounds(pair)
     split = pair.has_sentences and not repair
     with StoreWriter(
@@ -71,7 +80,7 @@ def import_megatron(
         eod_id=fault.eod_id if repair and fault is not None else eod_id,
         layout=layout,
         sentences=split,
-        provenance={"transforms": [_transform(pair, repaired=repair)]},
+        provenance={"transforms": [_transform(pair, repaired=repair, vocab_size=vocab_size)]},
     ) as writer:
         for number, (start, stop) in enumerate(bounds):
             first, last = (int(border) for border in pair.documents[number : number + 2])
@@ -104,10 +113,23 @@ def largest_id(pair: IndexedDataset) -> int:
     return max(largest, default=0)
 
 
-def _transform(pair: IndexedDataset, *, repaired: bool) -> dict[str, object]:
+def has_guessed_vocabulary(manifest: Manifest) -> bool:
+    """Whether a store is an imported pair of which nobody said how large its vocabulary is."""
+    provenance = manifest.provenance
+    transforms = provenance.get("transforms") if isinstance(provenance, Mapping) else None
+    first = transforms[0] if isinstance(transforms, list) and transforms else None
+    if not isinstance(first, dict) or first.get("name") != "import":
+        return False
+    arguments = first.get("arguments")
+    return isinstance(arguments, dict) and arguments.get("vocab_size") is None
+
+
+def _transform(
+    pair: IndexedDataset, *, repaired: bool, vocab_size: int | None
+) -> dict[str, object]:
     return {
         "name": "import",
-        "arguments": {"source": pair.root.name, "repair": repaired},
+        "arguments": {"source": pair.root.name, "repair": repaired, "vocab_size": vocab_size},
         "report": {"documents": pair.num_documents, "sequences": len(pair.sizes)},
     }
 
