@@ -158,7 +158,7 @@ def test_what_megatron_core_has_no_form_for_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "grown", record, _with_experts([2, 3]))
     with pytest.raises(UnsupportedError, match="different numbers of experts"):
         convert(tmp_path / "grown", tmp_path / "out", to="mcore")
-    record = model("llama", rope_scaling_type="linear", rope_scaling_factor=2.0)
+    record = model("llama", rope_scaling={"rope_type": "linear", "factor": 2.0})
     save(tmp_path / "scaled", record, arrays(record))
     for target in ("mcore", "megatron", "deepspeed"):
         with pytest.raises(UnsupportedError, match="rotary frequencies are scaled"):

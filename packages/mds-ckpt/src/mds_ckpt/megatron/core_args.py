@@ -36,7 +36,9 @@ def check_core(checkpoint: Checkpoint) -> None:
         not in ("gelu", "gelu_tanh", "relu2", "swiglu"),
         "its vectors of words are normalised": bool(config.get("embedding_norm")),
         "it has a sliding window": config.get("sliding_window") is not None,
-        "its rotary frequencies are scaled": config.get("rope_scaling_type") is not None,
+        "its rotary frequencies are scaled": bool(
+            config.get("rope_scaling") or config.get("rope_scaling_type")
+        ),
         "its layers add attention and MLP side by side": bool(config.get("parallel_residual")),
         "it normalises behind the residual sum": bool(config.get("residual_post_layernorm")),
         f"its positions are {config.get('position_embedding')}": config.get(

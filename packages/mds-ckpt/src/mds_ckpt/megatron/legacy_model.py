@@ -23,6 +23,9 @@ from mds_ckpt.tensors.qkv import detect_layout
 
 __all__ = ["Degrees", "ModelReading", "args_of", "known_name", "read_degrees"]
 
+_MODEL_TYPE = "megatron.core.enums.ModelType"
+"""In the arguments of every run; it says no more than whether the model has two stacks."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Degrees:
@@ -225,7 +228,7 @@ class ModelReading:
         foreign = {
             name: plain(value)
             for name, value in self.args.items()
-            if isinstance(value, Opaque | EnumRecord)
+            if isinstance(value, Opaque | EnumRecord) and str(value.cls) != _MODEL_TYPE
         }
         if foreign:
             listed = ", ".join(f"{name} {value}" for name, value in foreign.items())

@@ -56,7 +56,9 @@ def check_expressible(checkpoint: Checkpoint, experts: Mapping[str, int]) -> Non
         not in (None, config.get("add_bias", True)),
         f"its activation is {config.get('activation')}": config.get("activation", "gelu")
         not in ("gelu", "gelu_tanh", "relu2", "swiglu"),
-        "its rotary frequencies are scaled": config.get("rope_scaling_type") is not None,
+        "its rotary frequencies are scaled": bool(
+            config.get("rope_scaling") or config.get("rope_scaling_type")
+        ),
         "its layers add attention and MLP side by side": bool(config.get("parallel_residual")),
         "it has ALiBi": config.get("position_embedding") == "alibi",
         "it normalises the token vectors": bool(config.get("embedding_norm")),
