@@ -45,6 +45,12 @@ class BreakingDisk(FileOperations):
             raise self.make(self.count)
         super().write(file, data)
 
+    def write_at(self, file: BinaryIO, data: memoryview, offset: int) -> None:
+        if self._step():
+            super().write_at(file, data[: len(data) // 2], offset)
+            raise self.make(self.count)
+        super().write_at(file, data, offset)
+
 
 def _wrapped(name: str) -> Callable[..., Any]:
     def operation(self: BreakingDisk, *arguments: Any) -> Any:
@@ -149,6 +155,10 @@ class RecordingDisk(FileOperations):
         super().write(file, data)
         self.log.append(("write", self._names[id(file)], bytes(data)))
 
+    def write_at(self, file: BinaryIO, data: memoryview, offset: int) -> None:
+        super().write_at(file, data, offset)
+        self.log.append(("write", self._names[id(file)], bytes(data), offset))
+
     def sync(self, file: BinaryIO) -> None:
         path = self._names[id(file)]
         if not self._skipped(f"sync {path.name}"):
@@ -246,7 +256,9 @@ def _apply(root: _Folder, base: Path, operation: tuple[Any, ...]) -> None:
     elif kind == "create":
         _set(parent, path.name, _File())
     elif kind == "write":
-        _find(root, base, path).content += rest[0]
+        file, data = _find(root, base, path), rest[0]
+        at = rest[1] if rest[1:] else len(file.content)
+        file.content = file.content[:at].ljust(at, b"\0") + data + file.content[at + len(data) :]
     elif kind == "sync":
         file = _find(root, base, path)
         file.synced = file.content

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from mds_ckpt import convert, open_checkpoint
 from mds_ckpt.adapter import Factors, WrittenAdapter
 from mds_ckpt.cli import main
+from mds_ckpt.errors import UnsupportedError
 from mds_ckpt.families import choose
 from mds_ckpt.read_options import ReadOptions
 
@@ -222,3 +223,16 @@ def test_optimizer_state_stays_behind(tmp_path: Path, numbers: np.random.Generat
 
     assert set(open_checkpoint(tmp_path / "merged").states) == {"weight"}
     assert choose(open_checkpoint(tmp_path / "merged").model).name == "llama"
+
+
+@pytest.mark.parametrize("to", ["hf", "megatron", "deepspeed"])
+def test_adapters_without_their_model_are_told_where_to_go(tmp_path: Path, to: str) -> None:
+    name = "decoder.layers.0.self_attention.linear_proj.adapter.linear_{}.weight"
+    arrays = {name.format("in"): np.ones((2, 8), "f4"), name.format("out"): np.ones((8, 2), "f4")}
+    source = samples.save(tmp_path / "ckpt", samples.model("llama"), arrays)
+
+    with pytest.raises(UnsupportedError, match=r"holds the adapters of a run .* with --adapter"):
+        convert(source, tmp_path / "out", to=to)
+
+    convert(source, tmp_path / "copy", to="mds")
+    assert open_checkpoint(tmp_path / "copy").tensors.keys() == arrays.keys()

@@ -54,9 +54,9 @@ def test_changes_are_bijections(groups: int, queries: int, channels: int, hidden
     array = np.arange(rows * hidden).reshape(rows, hidden)
     changes: list[Any] = [
         grouped,
-        Thirds(grouped, conv=True),
-        Thirds(grouped, conv=False),
+        Thirds(grouped),
         Transposed(),
+        Transposed(Thirds(grouped)),
     ]
     changes += [Stacked()] if rows % 2 == 0 else []
     changes += [Fused(grouped)]

@@ -27,8 +27,10 @@ def test_every_stretch_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         writeback.complete()
         writeback.wrote(1000)
         writeback.complete()
+        elsewhere = Writeback(file, start=50 * MB)
+        elsewhere.wrote(9 * MB)
 
-    assert named == [(0, 10 * MB), (10 * MB, 21 * MB), (31 * MB, 3 * MB)]
+    assert named == [(0, 10 * MB), (10 * MB, 21 * MB), (31 * MB, 3 * MB), (50 * MB, 9 * MB)]
 
 
 def test_what_is_no_file_of_the_system_gets_no_hints() -> None:

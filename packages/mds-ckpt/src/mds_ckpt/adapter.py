@@ -22,7 +22,7 @@ from mds_ckpt.companions import read_json
 from mds_ckpt.errors import RejectedError, UnsupportedError
 from mds_ckpt.escape import printable
 from mds_ckpt.families import choose
-from mds_ckpt.families.change import Thirds, Transposed
+from mds_ckpt.families.change import Transposed
 from mds_ckpt.files.file_operations import REAL, write_file
 from mds_ckpt.files.safetensors_file import SafetensorsWriter, TensorSpec
 from mds_ckpt.manifest import ModelRecord
@@ -269,8 +269,7 @@ def _joined(rule: Rule, parts: Sequence[_Product | None]) -> Array:
 
 def _stores_columns(rule: Rule) -> bool:
     """Whether theirs is [in, out], as GPT-2's; peft's A and B are a linear layer's even there."""
-    change = rule.change
-    return isinstance(change, Transposed) or (isinstance(change, Thirds) and change.conv)
+    return isinstance(rule.change, Transposed)
 
 
 def _model_type(checkpoint: Checkpoint) -> str | None:

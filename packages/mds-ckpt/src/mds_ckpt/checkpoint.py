@@ -109,6 +109,10 @@ class LazyTensor(ABC):
         else:
             yield box
 
+    def column_boxes(self) -> list[Box]:
+        """A matrix cut between columns where reading the parts takes no more than the whole."""
+        return [whole(self.shape)]
+
     @abstractmethod
     def read_box(self, box: Box) -> Array:
         """The elements of ``box``, which lies inside the tensor, in the extents of ``box``."""
@@ -157,6 +161,12 @@ class PiecedTensor(LazyTensor):
             for part in split_flat(piece.box, *piece.flat):
                 self._parts.append((part, offset, piece.source))
                 offset += size(part)
+
+    def column_boxes(self) -> list[Box]:
+        """Cut where ranks were, if each has whole columns."""
+        boxes = sorted({part for part, _, _ in self._parts})
+        rows = (0, self.shape[0])
+        return boxes if all(box[0] == rows for box in boxes) else super().column_boxes()
 
     def read_box(self, box: Box) -> Array:
         """The elements of ``box``, put together from the pieces that it touches."""

@@ -27,6 +27,8 @@ __all__ = ["Report", "convert"]
 
 _WHOLE = frozenset({"hf", "mds", "mcore", "torch_dist"})
 """Formats of whole tensors; with optimizer state the others look for masters themselves."""
+_ADAPTER = ".adapter.linear_in.weight"
+"""How names of adapters end that stand beside a linear layer, as mds-train saves them."""
 _NAMES: Mapping[str, str] = {"mcore": "torch_dist"}
 """Other words for formats."""
 
@@ -70,6 +72,7 @@ def convert(source: str | Path, target: str | Path, *, to: str, **wishes: Unpack
     options, operations = options_of(wishes), wishes.get("operations", REAL)
     make_plan = _planner(to)
     checkpoint, dropped = _opened(source, to, wishes, options)
+    _refuse_adapters(checkpoint, to)
     check_apart(target, (source, checkpoint.path))
     dry_run = wishes.get("dry_run", False)
     if not dry_run:
@@ -111,6 +114,19 @@ def _opened(
         return checkpoint, Counter()
     reason = "weight: the fp32 masters are written in their place"
     return widened, Counter({reason: len(checkpoint.states["master"])})
+
+
+def _refuse_adapters(checkpoint: Checkpoint, to: str) -> None:
+    """UnsupportedError for adapters without their model, which only our own format holds."""
+    if to == "mds" or not any(name.endswith(_ADAPTER) for name in checkpoint.tensors):
+        return
+    config = checkpoint.training.get("config") or {}
+    base = (config.get("checkpoint") or {}).get("load") or "the model that they were trained beside"
+    raise UnsupportedError(
+        checkpoint.path,
+        "it holds the adapters of a run with LoRA without the model that they were trained beside",
+        remedy=f"convert {base} with --adapter and the folder 'adapter' that the run wrote",
+    )
 
 
 def _with_masters(checkpoint: Checkpoint, options: Options) -> Checkpoint:

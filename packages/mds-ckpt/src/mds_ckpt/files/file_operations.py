@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import BinaryIO
 
 PARTIAL = ".partial-"
@@ -44,6 +45,13 @@ class FileOperations:
                 done += file.write(data[done : done + (64 << 20)]) or 0
             if file.tell() != start + len(data):
                 raise OSError(errno.EIO, "The system took less than it said that it had written")
+
+    def write_at(self, file: BinaryIO, data: memoryview, offset: int) -> None:
+        """Write all of ``data`` at ``offset``; from any thread."""
+        done = 0
+        with _naming(file):
+            while done < len(data):
+                done += _write_at(file, data[done : done + (64 << 20)], offset + done)
 
     def sync(self, file: BinaryIO) -> None:
         """Force a file's bytes to the disk."""
@@ -83,6 +91,21 @@ class FileOperations:
     def remove_folder(self, path: Path) -> None:
         """Delete an empty folder."""
         path.rmdir()
+
+
+if hasattr(os, "pwrite"):
+
+    def _write_at(file: BinaryIO, data: memoryview, offset: int) -> int:
+        return os.pwrite(file.fileno(), data, offset)
+
+else:  # pragma: no cover - Windows
+    _POSITION = Lock()
+    """Held from the move to a place until what belongs there is written."""
+
+    def _write_at(file: BinaryIO, data: memoryview, offset: int) -> int:
+        with _POSITION:
+            file.seek(offset)
+            return file.write(data)
 
 
 @contextmanager

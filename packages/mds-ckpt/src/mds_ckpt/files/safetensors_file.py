@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -180,8 +179,6 @@ class SafetensorsWriter:
         path: A file that does not exist yet.
         specs: The tensors. Put wide number types first: then every tensor is aligned.
         metadata: Strings for the header.
-        digests: Compute them; where nothing will record them, they are a quarter of the work, and
-            the result has empty strings.
         operations: The disk.
     """
 
@@ -191,14 +188,13 @@ class SafetensorsWriter:
         specs: Sequence[TensorSpec],
         *,
         metadata: Mapping[str, str] | None = None,
-        digests: bool = True,
         operations: FileOperations = REAL,
     ) -> None:
         header = header_bytes(specs, metadata=metadata)
         self.path = path
         self._specs = list(specs)
         self._operations = operations
-        self._digest = FileDigest() if digests else None
+        self._digest = FileDigest()
         self._checksums: dict[str, str] = {}
         self._crc = 0
         self._missing = 0
@@ -208,7 +204,7 @@ class SafetensorsWriter:
         self._file = operations.create_sized(path, size)
         self._writeback = Writeback(self._file)
         try:
-            with self._digesting(memoryview(header)):
+            with self._digest.taking(memoryview(header)):
                 self._put(memoryview(header))
         except BaseException:
             self._release()
@@ -232,12 +228,11 @@ class SafetensorsWriter:
                 f"{array.dtype} {list(array.shape)} was given"
             )
         data = little_endian_bytes(array)
-        with self._digesting(data.data):
+        with self._digest.taking(data.data):
             for start in range(0, data.size, _CHUNK):
                 part = data[start : start + _CHUNK]
                 self._put(part.data)
-                if self._digest is not None:
-                    self._crc = crc32c(part, crc=self._crc)
+                self._crc = crc32c(part, crc=self._crc)
         self._missing -= data.size
         self._finish_if_complete()
 
@@ -247,8 +242,7 @@ class SafetensorsWriter:
 
     def _finish_if_complete(self) -> None:
         if self._missing == 0:
-            checksum = "" if self._digest is None else as_hex(self._crc)
-            self._checksums[self._specs.pop(0).name] = checksum
+            self._checksums[self._specs.pop(0).name] = as_hex(self._crc)
             self._begin_next()
 
     def _put(self, data: memoryview) -> None:
@@ -256,13 +250,9 @@ class SafetensorsWriter:
         self._size += len(data)
         self._writeback.wrote(len(data))
 
-    def _digesting(self, data: memoryview) -> AbstractContextManager[None]:
-        return nullcontext() if self._digest is None else self._digest.taking(data)
-
     def _release(self) -> None:
         self._file.close()
-        if self._digest is not None:
-            self._digest.close()
+        self._digest.close()
 
     def close(self) -> WrittenFile:
         """Force the file to the disk; ValueError if a declared tensor was not written whole."""
@@ -276,7 +266,7 @@ class SafetensorsWriter:
             self._result = WrittenFile(
                 name=self.path.name,
                 size=self._size,
-                sha256="" if self._digest is None else self._digest.hexdigest(),
+                sha256=self._digest.hexdigest(),
                 crc32c=self._checksums,
             )
         return self._result

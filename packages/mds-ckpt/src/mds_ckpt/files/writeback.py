@@ -15,23 +15,23 @@ __all__ = ["Writeback"]
 
 _STRETCH = 8 << 20
 _SMALL = 256 << 10
-"""Bytes from which the end of a file is worth a hint."""
+"""Bytes from which what is left at the end is worth a hint."""
 
 
 class Writeback:
-    """The hints for one file that is written from its first byte on.
+    """The hints for consecutive bytes of a file.
 
     Args:
         file: Open for writing; anything without a descriptor gets no hints.
+        start: Where in the file the bytes begin.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, *, start: int = 0) -> None:
         self._descriptor: int | None = None
         if hasattr(os, "posix_fadvise"):
             with suppress(AttributeError, OSError):
                 self._descriptor = file.fileno()
-        self._begun = 0
-        self._written = 0
+        self._begun = self._written = start
 
     def wrote(self, nbytes: int) -> None:
         """So many bytes more are written."""
@@ -39,7 +39,7 @@ class Writeback:
         self._begin(_STRETCH)
 
     def complete(self) -> None:
-        """The file is written; worth it where it is forced to the disk after others only."""
+        """All is written; worth it where it is forced to the disk after others only."""
         self._begin(_SMALL)
 
     def _begin(self, least: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,26 +14,27 @@ from mds_ckpt import companions
 from mds_ckpt.checkpoint import BLOCK_BYTES, Checkpoint, LazyTensor
 from mds_ckpt.errors import RejectedError, UnsupportedError
 from mds_ckpt.families import choose
-from mds_ckpt.families.change import Transposed, transposed_blocks
+from mds_ckpt.families.change import Transposed
 from mds_ckpt.families.rule import Rule
 from mds_ckpt.files.file_operations import FileOperations, write_file
-from mds_ckpt.files.safetensors_file import SafetensorsWriter, TensorSpec
+from mds_ckpt.files.safetensors_header import TensorSpec
+from mds_ckpt.files.safetensors_places import PlacedSafetensors
 from mds_ckpt.formats.huggingface import INDEX_NAME
 from mds_ckpt.manifest import ModelRecord
 from mds_ckpt.megatron.target_ranks import merged_losses
 from mds_ckpt.plan import Loss, Options, Plan, cast, refuse_layout, target_dtype
-from mds_ckpt.tensors.box import Box, size, whole
+from mds_ckpt.tensors.box import Box, row_blocks, size, whole
 from mds_ckpt.tensors.dtype import ITEM_SIZES
-from mds_ckpt.writers.ahead import Task, in_order
+from mds_ckpt.writers.beside import Task, side_by_side
 
 if TYPE_CHECKING:
     from mds_ckpt.checkpoint import Array
 
 SHARD_BYTES = 5_000_000_000
-_AHEAD_BYTES = 64 << 20
+_HELD_BYTES = 64 << 20
 """Bytes that may be in work at a time; twice the largest tensor where that is more."""
-_WHOLE_BYTES = 32 << 20
-"""Bytes up to which a tensor is transposed as a whole."""
+_STRETCH_BYTES = 8 << 20
+"""Bytes of a tensor that one thread copies without asking for more."""
 _TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
 _TOKEN_IDS = ("bos_token_id", "eos_token_id")
 _VOCABULARY = frozenset(
@@ -195,57 +196,65 @@ def _write_shard(
     jobs: int,
 ) -> None:
     specs = [spec for output in outputs for spec in output.specs]
-    tasks = (task for output in outputs for task in _tasks(checkpoint, output, losses))
-    most = max(_AHEAD_BYTES, 2 * max((output.nbytes for output in outputs), default=0))
-    with SafetensorsWriter(
-        path, specs, metadata={"format": "pt"}, digests=False, operations=operations
-    ) as writer:
-        for spec, block in in_order(tasks, jobs=jobs, most=most):
-            writer.write(spec.name, block)
+    most = max(_HELD_BYTES, 2 * max((output.nbytes for output in outputs), default=0))
+    with PlacedSafetensors(path, specs, metadata={"format": "pt"}, operations=operations) as file:
+        tasks = (task for output in outputs for task in _tasks(checkpoint, output, file, losses))
+        side_by_side(tasks, jobs=jobs, most=most)
 
 
 def _tasks(
-    checkpoint: Checkpoint, output: _Output, losses: list[Loss]
-) -> Iterator[Task[tuple[TensorSpec, Array]]]:
-    """What makes the tensors of ``output`` in order: in parts where they are stored alike."""
-    target = output.rule.canonical
-    tensor, everything = checkpoint.tensor(target.name), whole(target.shape)
-    if output.rule.is_same:
-        for box in tensor.block_boxes(everything):
-            held = size(box) * ITEM_SIZES[tensor.dtype]
-            yield Task(held, partial(_part, tensor, box, output.specs[0], losses))
-    elif isinstance(output.rule.change, Transposed) and output.nbytes > _WHOLE_BYTES:
-        yield Task(output.nbytes, partial(_strips, tensor, everything, output.specs[0], losses))
+    checkpoint: Checkpoint, output: _Output, file: PlacedSafetensors, losses: list[Loss]
+) -> Iterator[Task]:
+    """What writes the tensors of ``output``: in parts where these can be read by themselves."""
+    tensor, change = checkpoint.tensor(output.rule.canonical.name), output.rule.change
+    everything = whole(output.rule.canonical.shape)
+    if output.rule.is_same and tensor.is_sliceable:
+        start = 0
+        for box in row_blocks(everything, _STRETCH_BYTES // ITEM_SIZES[tensor.dtype]):
+            work = partial(_copy, tensor, box, output.specs[0], start, file, losses)
+            yield Task(4 * BLOCK_BYTES, work)
+            start += size(box)
+    elif change == Transposed():
+        for box in tensor.column_boxes():
+            work = partial(_transpose, tensor, box, output.specs[0], file, losses)
+            yield Task(2 * output.nbytes, work)
     else:
-        yield Task(2 * output.nbytes, partial(_changed, tensor, everything, output, losses))
+        yield Task(2 * output.nbytes, partial(_changed, tensor, everything, output, file, losses))
 
 
-def _part(
-    tensor: LazyTensor, box: Box, spec: TensorSpec, losses: list[Loss]
-) -> list[tuple[TensorSpec, Array]]:
-    return [(spec, cast(tensor.read(box), spec.dtype, name=spec.name, losses=losses))]
+def _copy(
+    tensor: LazyTensor,
+    box: Box,
+    spec: TensorSpec,
+    start: int,
+    file: PlacedSafetensors,
+    losses: list[Loss],
+) -> None:
+    blocks = (cast(b, spec.dtype, name=spec.name, losses=losses) for b in tensor.blocks(box))
+    file.write(spec.name, blocks, start=start)
+
+
+def _transpose(
+    tensor: LazyTensor, box: Box, spec: TensorSpec, file: PlacedSafetensors, losses: list[Loss]
+) -> None:
+    """Columns of the matrix as rows of the target."""
+    blocks = Transposed().blocks(tensor.read(box))
+    parts = (cast(block, spec.dtype, name=spec.name, losses=losses) for block in blocks)
+    file.write(spec.name, parts, start=box[1][0] * tensor.shape[0])
 
 
 def _changed(
-    tensor: LazyTensor, box: Box, output: _Output, losses: list[Loss]
-) -> list[tuple[TensorSpec, Array]]:
-    arrays = output.rule.change.to_hf(tensor.read(box))
-    return [
-        (spec, cast(array, spec.dtype, name=spec.name, losses=losses))
-        for spec, array in zip(output.specs, arrays, strict=True)
-    ]
-
-
-def _strips(
-    tensor: LazyTensor, box: Box, spec: TensorSpec, losses: list[Loss]
-) -> Iterator[tuple[TensorSpec, Array]]:
-    """A large matrix, read at once and transposed as it is written, so that there are no two."""
-    array = tensor.read(box)
-    most = BLOCK_BYTES // array.dtype.itemsize
-    return (
-        (spec, cast(strip, spec.dtype, name=spec.name, losses=losses))
-        for strip in transposed_blocks(array, most=most)
-    )
+    tensor: LazyTensor, box: Box, output: _Output, file: PlacedSafetensors, losses: list[Loss]
+) -> None:
+    """Read the tensor, and write what it is there. A matrix is transposed as it is written."""
+    array, change = tensor.read(box), output.rule.change
+    if isinstance(change, Transposed):
+        written: Iterable[Iterable[Array]] = [change.blocks(array)]
+    else:
+        written = [[part] for part in change.to_hf(array)]
+    for spec, arrays in zip(output.specs, written, strict=True):
+        parts = (cast(part, spec.dtype, name=spec.name, losses=losses) for part in arrays)
+        file.write(spec.name, parts)
 
 
 def _index(names: Sequence[str], shards: Sequence[Sequence[_Output]]) -> dict[str, bytes]:
