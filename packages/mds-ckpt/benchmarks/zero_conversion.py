@@ -1,10 +1,12 @@
 """Convert a synthetic ZeRO-1 checkpoint (tp2, pp2, dp2), beside cp and DeepSpeed's own tools.
 
     python packages/mds-ckpt/benchmarks/zero_conversion.py [--megabytes 400] [--repeats 3]
+        [--no-peers]
 
 Every run is a process of its own; runs of one round follow one another, and medians of the rounds
-are printed with the peak memory of the largest process. The bytes that cp moves are those that the
-conversion beside it reads and writes: cp reads and writes them once, sync puts them on the disk.
+are printed with the peak memory of the largest process. The files that cp copies are those that
+the conversion beside it reads; cp's speed is that of the bytes that it reads and writes (each once;
+sync puts them on the disk), the conversion's that of those that it reads and of its output.
 ``zero_to_fp32`` knows neither tensor parallelism nor pipelines, so it gets the same model without
 either, dp2. DeepSpeed's tools run where DeepSpeed is installed.
 """
@@ -72,6 +74,10 @@ class Task:
     name: str
     command: list[str]
     output: Path | None
+    read: int = 0
+    """Bytes of the files that it needs, where that is asked."""
+    moved: int = 0
+    """Those and the bytes of its output."""
     seconds: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
     peaks: list[float] = field(default_factory=list)
@@ -90,42 +96,55 @@ class Task:
         ):
             kept.append(value)
         if self.output is not None:
+            self.moved = self.read + _size(self.output)
             shutil.rmtree(self.output)
 
     @property
     def median(self) -> float:
         return statistics.median(self.seconds)
 
+    def speed_beside(self, other: Task) -> float:
+        """Of the bytes moved where both are known, else of the whole task."""
+        volume = self.moved / other.moved if self.read and other.read else 1.0
+        return volume * other.median / self.median
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
 
 def copying(folder: Path, source: Path, name: str, *, patterns: list[str]) -> Task:
     """Copy the matching files and wait for the disk."""
-    chosen = [str(path) for pattern in patterns for path in sorted(source.glob(pattern))]
+    chosen = [path for pattern in patterns for path in sorted(source.glob(pattern))]
     target = folder / "copy"
     script = 'mkdir "$0" && cp "$@" "$0" && sync -f "$0"'
-    return Task(name, ["sh", "-c", script, str(target), *chosen], target)
+    command = ["sh", "-c", script, str(target), *map(str, chosen)]
+    return Task(name, command, target, read=sum(path.stat().st_size for path in chosen))
 
 
-def ours(folder: Path, source: Path, name: str, *words: str) -> Task:
+def ours(folder: Path, source: Path, name: str, *words: str, read: int = 0) -> Task:
     target = folder / "out"
     command = [sys.executable, "-m", "mds_ckpt", "convert", str(source), str(target), *words]
-    return Task(name, command, target)
+    return Task(name, command, target, read=read)
 
 
 def peer(name: str, program: str, *words: str, output: Path | None = None) -> Task:
     return Task(name, [sys.executable, "-c", PRETEND + program, *words], output)
 
 
-def tasks(folder: Path, sharded: Path, flat: Path) -> list[Task]:
+def tasks(folder: Path, sharded: Path, flat: Path, *, peers: bool) -> list[Task]:
     step = next(sharded.glob("global_step*"))
     out = folder / "out"
+    weights = copying(folder, step, "cp + sync, weights", patterns=["layer_*"])
+    state = copying(folder, step, "cp + sync, optimizer state", patterns=["*optim_states.pt"])
     found = [
-        copying(folder, step, "cp + sync, weights", patterns=["layer_*"]),
-        ours(folder, sharded, "mds-ckpt, to hf", "--to", "hf"),
-        copying(folder, step, "cp + sync, optimizer state", patterns=["*optim_states.pt"]),
-        ours(folder, sharded, "mds-ckpt, to universal", "--to", "universal"),
+        weights,
+        ours(folder, sharded, "mds-ckpt, to hf", "--to", "hf", read=weights.read),
+        state,
+        ours(folder, sharded, "mds-ckpt, to universal", "--to", "universal", read=state.read),
         ours(folder, flat, "mds-ckpt, masters to hf", "--to", "hf", "--dtype", "fp32"),
     ]
-    if importlib.util.find_spec("deepspeed"):
+    if peers and importlib.util.find_spec("deepspeed"):
         theirs = out / step.name
         found += [
             peer("ds_to_universal", UNIVERSAL, str(step), str(theirs), output=out),
@@ -139,8 +158,8 @@ def report(found: list[Task], record: ModelRecord) -> None:
     named = {task.name: task for task in found}
     largest = record.vocab_size * record.config["hidden_size"] * 4 / 1e6
     print(f"largest tensor {largest:.0f} MB, so the bound is {256 + 2 * largest:.0f} MB")
-    print("| | seconds | cpu seconds | peak MB | beside |")
-    print("|---|---|---|---|---|")
+    print("| | GB read and written | seconds | cpu seconds | peak MB | beside |")
+    print("|---|---|---|---|---|---|")
     beside = {
         "mds-ckpt, to hf": ["cp + sync, weights"],
         "mds-ckpt, to universal": ["cp + sync, optimizer state", "ds_to_universal"],
@@ -148,9 +167,11 @@ def report(found: list[Task], record: ModelRecord) -> None:
     }
     for task in found:
         others = [named[name] for name in beside.get(task.name, []) if name in named]
-        ratios = [f"{other.median / task.median:.2f} x {other.name}" for other in others]
+        ratios = [f"{task.speed_beside(other):.2f} x {other.name}" for other in others]
         cpu, peak = statistics.median(task.cpu), max(task.peaks)
-        columns = [task.name, f"{task.median:.2f}", f"{cpu:.2f}", f"{peak:.0f}", ", ".join(ratios)]
+        moved = f"{task.moved / 1e9:.2f}" if task.read else ""
+        numbers = [f"{task.median:.2f}", f"{cpu:.2f}", f"{peak:.0f}"]
+        columns = [task.name, moved, *numbers, ", ".join(ratios)]
         print("| " + " | ".join(columns) + " |")
 
 
@@ -159,16 +180,16 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=400)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=None, help="on the disk to measure")
+    parser.add_argument("--no-peers", action="store_true", help="leave DeepSpeed's tools out")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = Path(name)
         sharded, flat = folder / "sharded", folder / "flat"
         synthetic_zero.write(sharded, arguments.megabytes, tp=2, pp=2, dp=2)
         synthetic_zero.write(flat, arguments.megabytes, tp=1, pp=1, dp=2, pipeline=False)
-        nbytes = sum(path.stat().st_size for path in sharded.rglob("*") if path.is_file())
         load = os.getloadavg()
-        print(f"{nbytes / 1e6:.0f} MB, load {load[0]:.1f} on {os.cpu_count()} processors")
-        found = tasks(folder, sharded, flat)
+        print(f"{_size(sharded) / 1e6:.0f} MB, load {load[0]:.1f} on {os.cpu_count()} processors")
+        found = tasks(folder, sharded, flat, peers=not arguments.no_peers)
         for _ in range(arguments.repeats):
             for task in found:
                 task.run()
