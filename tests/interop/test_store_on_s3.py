@@ -19,9 +19,13 @@ pytest.importorskip("obstore")
 
 from mds_data import DamagedError, GPTDataset, StoreError, open_store, write_store  # noqa: E402
 from mds_data.cli import main  # noqa: E402
+from mds_data.store.append import append_documents  # noqa: E402
+from mds_data.store.download import download_store  # noqa: E402
+from mds_data.store.erase import erase_documents  # noqa: E402
 from mds_data.store.remote import RemoteOptions, open_remote_store  # noqa: E402
 from mds_data.store.remote_files import RemoteError, RetryPolicy  # noqa: E402
 from mds_data.store.upload import check_writable, upload_store  # noqa: E402
+from mds_data.store.verify import verify_store  # noqa: E402
 
 KEYS = {"access_key_id": "test", "secret_access_key": "test", "region": "us-east-1"}
 FAST = RetryPolicy(attempts=4, first_wait=0.01, timeout=20)
@@ -295,3 +299,48 @@ def test_preprocess_writes_to_a_url(
     assert open_store("s3://bucket/made_b")[1].tolist() == [7, 8]
     assert main(["verify", "s3://bucket/made_b"]) == 0
     assert sorted(each.name for each in tmp_path.iterdir()) == ["numbers.jsonl"]
+
+
+def test_a_store_there_grows_and_forgets(server: str, bucket: Path, tmp_path: Path) -> None:
+    upload_store(bucket, "s3://bucket/changed", options=options(server))
+    more = DOCUMENTS[3]
+
+    append_documents("s3://bucket/changed", [more], options=options(server))
+    erase_documents("s3://bucket/changed", [2], reason="asked for", options=options(server))
+
+    store = open_remote_store("s3://bucket/changed", options=options(server))
+    expected = [*DOCUMENTS[:2], [], *DOCUMENTS[3:], more]
+    assert len(store) == len(expected)
+    for number, document in enumerate(expected):
+        np.testing.assert_array_equal(store[number], document)
+    download_store("s3://bucket/changed", tmp_path / "here", options=options(server))
+    assert verify_store(tmp_path / "here").sound
+    with urllib.request.urlopen(f"{server}/bucket?prefix=changed/") as answer:
+        listed = answer.read()
+    assert listed.count(b"<Key>") == len(store.manifest.files) + 1  # and the manifest
+    assert b"change.json" not in listed
+
+
+def test_failing_answers_do_not_hurt_a_change(bad_server: Any, bucket: Path) -> None:
+    upload_store(bucket, "s3://bucket/tried", options=options(bad_server.url))
+    bad_server.tries.clear()
+    bad_server.failing = 2
+
+    append_documents("s3://bucket/tried", [DOCUMENTS[3]], options=options(bad_server.url))
+
+    bad_server.failing = 0
+    store = open_remote_store("s3://bucket/tried", options=options(bad_server.url))
+    np.testing.assert_array_equal(store[-1], DOCUMENTS[3])
+
+
+def test_s3fs_changes_a_store(server: str, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("s3fs")
+    monkeypatch.delattr("zarr.storage.ObjectStore")  # as if obstore were not installed
+    storage = {"key": "test", "secret": "test", "client_kwargs": {"endpoint_url": server}}
+    settings = RemoteOptions(storage=storage, retries=FAST)
+    upload_store(bucket, "s3://bucket/changed-by-s3fs", options=settings)
+
+    append_documents("s3://bucket/changed-by-s3fs", [DOCUMENTS[3]], options=settings)
+
+    store = open_remote_store("s3://bucket/changed-by-s3fs", options=settings)
+    np.testing.assert_array_equal(store[-1], DOCUMENTS[3])

@@ -53,18 +53,20 @@ def verify(arguments: argparse.Namespace) -> int:
 def merge(arguments: argparse.Namespace) -> int:
     """Join stores by links, or the parts of a difficulty index."""
     from mds_data.difficulty.index import is_index
+    from mds_data.store.download import local_sources
     from mds_data.store.join import join_stores, task_order
     from mds_data.store.merge import merge_stores
 
-    if any(map(is_index, arguments.sources)):
+    if any(is_index(source) for source in arguments.sources if isinstance(source, Path)):
         return _merge_indexes(arguments)
-    if arguments.rewrite:
-        joined = join_stores(arguments.sources, arguments.output, split=_share(arguments.split))
-        _say(f"{_counts(joined)} in {arguments.output}")
-        return 0
-    sources = task_order(arguments.sources)
-    manifest = merge_stores(sources, arguments.output, split=_share(arguments.split))
-    _say(f"{len(manifest.segments)} segments, {_counts(manifest)} in {arguments.output}")
+    target, split = arguments.output, _share(arguments.split)
+    with local_sources(arguments.sources, beside=target) as sources:
+        if arguments.rewrite:
+            joined = join_stores(sources, target, split=split)
+            _say(f"{_counts(joined)} in {target}")
+            return 0
+        manifest = merge_stores(task_order(sources), target, split=split)
+    _say(f"{len(manifest.segments)} segments, {_counts(manifest)} in {target}")
     return 0
 
 
@@ -161,6 +163,8 @@ def erase(arguments: argparse.Namespace) -> int:
         f"{len(report.documents):,} documents with {report.tokens:,} tokens overwritten; "
         f"{arguments.store} is now at revision {report.revision}"
     )
+    if isinstance(arguments.store, str) and report.documents:
+        _say("If the service keeps old versions of objects, remove those of this store too.")
     for store in report.linked_stores:
         write([f"{store} shares their files and still holds them; erase them there too."])
     if report.linked_files and not report.linked_stores:

@@ -45,7 +45,7 @@ def _add_inspect(commands: Commands) -> None:
         "  mds-data inspect store --json | jq .tokens\n"
         "  mds-data inspect store --html store.html",
     )
-    parser.add_argument("path", type=_place, metavar="STORE", help="or a URL such as s3://bucket/x")
+    parser.add_argument("path", type=place, metavar="STORE", help="or a URL such as s3://bucket/x")
     parser.add_argument("--json", action="store_true", help="everything as JSON")
     parser.add_argument(
         "--html", type=Path, metavar="F", help="write everything as one page for a browser"
@@ -66,10 +66,6 @@ def _add_inspect(commands: Commands) -> None:
     add_key_options(parser)
 
 
-def _place(text: str) -> str | Path:
-    return text if "://" in text else Path(text)
-
-
 def _add_verify(commands: Commands) -> None:
     parser = command(
         commands,
@@ -80,7 +76,7 @@ def _add_verify(commands: Commands) -> None:
         "documents out of order and tokens outside the vocabulary. Exit code 1 if there are any.",
         examples="example:\n  mds-data verify store",
     )
-    parser.add_argument("path", type=_place, metavar="STORE", help="or a URL such as s3://bucket/x")
+    parser.add_argument("path", type=place, metavar="STORE", help="or a URL such as s3://bucket/x")
     add_key_options(parser)
 
 
@@ -99,7 +95,9 @@ def _add_merge(commands: Commands) -> None:
         "  mds-data merge store.task-* --rewrite --output store\n"
         "  mds-data merge difficulty.task-* --output difficulty",
     )
-    parser.add_argument("sources", nargs="+", type=Path, metavar="STORE", help=f"or {_PAIR}")
+    parser.add_argument(
+        "sources", nargs="+", type=place, metavar="STORE", help=f"or a URL, or {_PAIR}"
+    )
     _add_output(parser)
     _add_split_option(parser)
     parser.add_argument(
@@ -118,7 +116,7 @@ def _add_split(commands: Commands) -> None:
         description="Write the parts of a split as FOLDER/train, FOLDER/valid and FOLDER/test.",
         examples="example:\n  mds-data split store --split 95,5,0 --output parts",
     )
-    parser.add_argument("store", type=Path, metavar="STORE")
+    parser.add_argument("store", type=place, metavar="STORE", help="or a URL")
     parser.add_argument("--output", type=place, required=True, metavar="FOLDER", help="or a URL")
     add_staging(parser)
     _add_split_option(parser)
@@ -189,7 +187,7 @@ def _add_repack(commands: Commands) -> None:
         "of the size. Gaps are left out and segments joined; documents keep their numbers.",
         examples="example:\n  mds-data repack store --layout archive --output store-archive",
     )
-    parser.add_argument("store", type=Path, metavar="STORE")
+    parser.add_argument("store", type=place, metavar="STORE", help="or a URL")
     _add_output(parser)
     parser.add_argument("--layout", choices=["hot", "archive"], required=True)
 
@@ -205,7 +203,7 @@ def _add_erase(commands: Commands) -> None:
         "hard link are named (exit code 1): they still hold the documents.",
         examples="example:\n  mds-data erase store --documents 17 120-125 --reason 'request 4711'",
     )
-    parser.add_argument("store", type=Path, metavar="STORE")
+    parser.add_argument("store", type=place, metavar="STORE", help="or a URL")
     parser.add_argument(
         "--documents", nargs="+", required=True, metavar="N", help="numbers, or ranges such as 5-9"
     )

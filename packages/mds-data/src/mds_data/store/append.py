@@ -1,22 +1,20 @@
 """Add documents at the end of a store; until the commit it stays what it was."""
 
-import os
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from numpy.typing import NDArray
 
+from mds_data.store.any_change import ArrayFiles, begin_change
 from mds_data.store.array_writer import ShardedArrayWriter
-from mds_data.store.change import StoreChange
 from mds_data.store.columns import attributes_in
 from mds_data.store.commit import FileOperations
 from mds_data.store.document_writer import DocumentWriter
-from mds_data.store.reader import ShardedArray
 from mds_data.store.records import FileRecord, Manifest
+from mds_data.store.remote_array import RemoteOptions
 
 __all__ = ["StoreAppender", "append_documents"]
 
@@ -28,15 +26,22 @@ class StoreAppender(DocumentWriter):
     other shards stay untouched. Use it as a context manager.
 
     Args:
-        path: The store's folder.
-        operations: Where file operations go.
+        path: The store's folder, a URL such as ``s3://bucket/store``, or a zarr store.
+        operations: Where file operations go, in a folder.
+        options: Keys, endpoint and retries, behind a network.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, operations: FileOperations | None = None
+        self,
+        path: Any,
+        *,
+        operations: FileOperations | None = None,
+        options: RemoteOptions | None = None,
     ) -> None:
         with ExitStack() as stack:
-            self._change = stack.enter_context(StoreChange(Path(path), operations=operations))
+            change = begin_change(path, operations=operations, options=options)
+            stack.enter_context(change)
+            self._change = change
             arrays: dict[str, ShardedArrayWriter] = {}
             stack.callback(_abandon, arrays)
             names = [name[: -len("/zarr.json")] for name in self._change.manifest.files]
@@ -81,9 +86,9 @@ class StoreAppender(DocumentWriter):
         self.close()
 
 
-def _continued(change: StoreChange, name: str) -> ShardedArrayWriter:
+def _continued(change: ArrayFiles, name: str) -> ShardedArrayWriter:
     """A writer that goes on after an array's last element."""
-    array = ShardedArray(change.folder, name)
+    array = change.array(name)
     layout = array.layout
     first_shard = array.length // layout.shard
     dimension = {"tokens": "token", "sentence_length": "sentence"}.get(name, "document")
@@ -94,7 +99,7 @@ def _continued(change: StoreChange, name: str) -> ShardedArrayWriter:
         layout=layout,
         dimension=dimension,
         first_shard=first_shard,
-        attributes=attributes_in(change.folder.read(metadata), name=metadata),
+        attributes=attributes_in(change.read_file(metadata), name=metadata),
     )
     for start in range(first_shard * layout.shard, array.length, layout.chunk):
         writer.append(array.read(start, min(start + layout.chunk, array.length)))
@@ -108,18 +113,22 @@ def _abandon(arrays: dict[str, ShardedArrayWriter]) -> None:
 
 
 def append_documents(
-    path: str | os.PathLike[str], documents: Iterable[Sequence[int] | NDArray[Any]]
+    path: Any,
+    documents: Iterable[Sequence[int] | NDArray[Any]],
+    *,
+    options: RemoteOptions | None = None,
 ) -> Manifest:
     """Add documents of token ids to a store.
 
     Args:
-        path: The store's folder.
+        path: The store's folder, a URL such as ``s3://bucket/store``, or a zarr store.
         documents: The ids of each document, in order.
+        options: Keys, endpoint and retries, behind a network.
 
     Returns:
         The manifest of the new revision.
     """
-    with StoreAppender(path) as appender:
+    with StoreAppender(path, options=options) as appender:
         for document in documents:
             appender.add(document)
         return appender.commit()

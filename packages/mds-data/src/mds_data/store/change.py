@@ -2,6 +2,7 @@
 
 import os
 from contextlib import ExitStack, suppress
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -10,7 +11,9 @@ from mds_data.errors import StoreError
 from mds_data.store.commit import FileOperations, pending_name, replace_manifest, settle
 from mds_data.store.folder import StoreFolder, read_manifest
 from mds_data.store.lock import StoreLock
+from mds_data.store.reader import ShardedArray
 from mds_data.store.schema import MANIFEST_NAME, Manifest
+from mds_data.store.token_store import StorePart
 
 __all__ = ["StoreChange"]
 
@@ -74,6 +77,28 @@ class StoreChange:
     def revision(self) -> int:
         """Number of the revision that is being written."""
         return self.manifest.revision + 1
+
+    @cached_property
+    def part(self) -> StorePart:
+        """The arrays of the revision in force."""
+        return StorePart(self.root, self.manifest, self.folder)
+
+    def array(self, name: str) -> ShardedArray:
+        """One array of the revision in force."""
+        return ShardedArray(self.folder, name)
+
+    def read_file(self, relative: str) -> bytes:
+        """All bytes of a file of the revision in force."""
+        return self.folder.read(relative)
+
+    def linked_files(self) -> dict[str, tuple[int, int]]:
+        """Device and inode of each file that has another name somewhere."""
+        linked = {}
+        for relative in self.manifest.files:
+            status = self.folder.path(relative).stat()
+            if status.st_nlink > 1:
+                linked[relative] = (status.st_dev, status.st_ino)
+        return linked
 
     def file(self, relative: str) -> Path:
         """The waiting name of a new file; the folders above it are made."""

@@ -26,6 +26,7 @@ __all__ = [
     "OutputFile",
     "PartialFolder",
     "check_free_name",
+    "leftover_files",
     "partial_folders",
     "pending_name",
     "put_file",
@@ -288,6 +289,23 @@ def replace_manifest(root: Path, manifest: Manifest, *, operations: FileOperatio
     operations.sync_folder(root)
 
 
+def leftover_files(present: Iterable[str], manifest: Manifest) -> Iterator[tuple[str, str | None]]:
+    """Files with names that wait for a commit, each with its own name if it was committed.
+
+    Args:
+        present: Every file of the store, relative paths with ``/``.
+        manifest: The manifest that is in force.
+    """
+    for relative in sorted(present):
+        base, dot, revision = relative.rpartition(".r")
+        if not dot or not revision.isdecimal():
+            continue
+        if base in manifest.files and int(revision) == manifest.revision:
+            yield relative, base
+        elif base in manifest.files or base == MANIFEST_NAME or _ARRAY_FILE.fullmatch(base):
+            yield relative, None
+
+
 def settle(
     root: Path, manifest: Manifest, *, operations: FileOperations, present: Iterable[str]
 ) -> None:
@@ -301,15 +319,11 @@ def settle(
     """
     scrub = any(erasure.revision == manifest.revision for erasure in manifest.erasures)
     folders = set()
-    for relative in sorted(present):
-        base, dot, revision = relative.rpartition(".r")
-        if not dot or not revision.isdecimal():
+    for relative, own_name in leftover_files(present, manifest):
+        if own_name is None:
+            operations.remove(root / relative)
             continue
-        if base not in manifest.files or int(revision) != manifest.revision:
-            if base in manifest.files or base == MANIFEST_NAME or _ARRAY_FILE.fullmatch(base):
-                operations.remove(root / relative)
-            continue
-        final = root / base
+        final = root / own_name
         if scrub and final.exists() and final.stat().st_nlink == 1:
             operations.overwrite(final)  # what was erased must not stay on the disk
         operations.rename(root / relative, final)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mds_data.store.any_change import ArrayFiles, begin_change
 from mds_data.store.array_writer import ShardedArrayWriter
 from mds_data.store.change import StoreChange
 from mds_data.store.columns import attributes_in
@@ -21,6 +22,9 @@ from mds_data.store.folder import is_store
 from mds_data.store.new_store import timestamp
 from mds_data.store.reader import ShardedArray
 from mds_data.store.records import Erasure, FileRecord, Manifest
+from mds_data.store.remote import RemotePart
+from mds_data.store.remote_array import RemoteArray, RemoteOptions
+from mds_data.store.remote_change import RemoteChange
 from mds_data.store.token_store import StorePart
 
 __all__ = ["ErasureReport", "erase_documents"]
@@ -41,61 +45,80 @@ class ErasureReport:
 
 
 def erase_documents(
-    store: str | os.PathLike[str],
+    store: Any,
     documents: Iterable[int],
     *,
     reason: str,
     search: Sequence[str | os.PathLike[str]] | None = None,
     operations: FileOperations | None = None,
+    options: RemoteOptions | None = None,
 ) -> ErasureReport:
     """Overwrite documents with zeros, everywhere in the store, and keep a record.
 
+    Object storage that keeps old versions of objects has the documents in those still.
+
     Args:
-        store: The store's folder.
+        store: The store's folder, a URL such as ``s3://bucket/store``, or a zarr store.
         documents: Numbers of the documents; they become empty, and no other number changes.
         reason: Why, for the record; never the content.
         search: Folders to look through for stores that share files; the store's parent if None.
-        operations: Where file operations go.
+        operations: Where file operations go, in a folder.
+        options: Keys, endpoint and retries, behind a network.
 
     Raises:
         IndexError: There is no such document.
     """
-    root = Path(store)
-    with StoreChange(root, operations=operations) as change:
-        part = StorePart(root, change.manifest)
-        start, length = part.bounds()
-        numbers = _checked_numbers(documents, len(start), root)
-        numbers = numbers[length[numbers] > 0]
-        if not len(numbers):
-            return ErasureReport(
-                documents=(),
-                tokens=0,
-                revision=change.manifest.revision,
-                linked_files=(),
-                linked_stores=(),
-            )
-        linked = _linked_files(change)
-        erased = int(length[numbers].sum())
-        files = _write_tokens(change, part, start[numbers], length[numbers])
-        sentences = _write_document_arrays(change, part, numbers, files)
-        part.tokens.close()
+    with begin_change(store, operations=operations, options=options) as change:
+        numbers = _filled(documents, change)
         record = Erasure(
             documents=tuple(numbers.tolist()),
             when=timestamp(),
             reason=reason,
-            tokens=erased,
-            revision=change.revision,
+            tokens=int(change.part.bounds()[1][numbers].sum()),
+            revision=change.revision if len(numbers) else change.manifest.revision,
         )
-        replaced = [name for name in files if name in linked]
-        stores = _linked_stores(root, {linked[name] for name in replaced}, search)
+        if not len(numbers):
+            return _report(record)
+        linked = change.linked_files()
+        files, sentences = _write_without(numbers, change)
+        replaced = {name: linked[name] for name in files if name in linked}
+        stores = _linked_stores(change.root, set(replaced.values()), search)
         _commit(change, files, record, sentences=sentences)
-        return ErasureReport(
-            documents=record.documents,
-            tokens=erased,
-            revision=change.revision,
-            linked_files=tuple(sorted(replaced)),
-            linked_stores=stores,
-        )
+        return _report(record, linked_files=tuple(sorted(replaced)), linked_stores=stores)
+
+
+def _report(
+    record: Erasure,
+    *,
+    linked_files: tuple[str, ...] = (),
+    linked_stores: tuple[str, ...] = (),
+) -> ErasureReport:
+    return ErasureReport(
+        documents=record.documents,
+        tokens=record.tokens,
+        revision=record.revision or 0,
+        linked_files=linked_files,
+        linked_stores=linked_stores,
+    )
+
+
+def _filled(documents: Iterable[int], change: StoreChange | RemoteChange) -> NDArray[np.int64]:
+    """The numbers, each once, of documents that hold tokens."""
+    length = change.part.bounds()[1]
+    numbers = _checked_numbers(documents, len(length), change.root)
+    return numbers[length[numbers] > 0]
+
+
+def _write_without(
+    numbers: NDArray[np.int64], change: StoreChange | RemoteChange
+) -> tuple[dict[str, FileRecord], int | None]:
+    """Write all files that the documents are in; their records, and how many sentences are left."""
+    part = change.part
+    start, length = part.bounds()
+    files = _write_tokens(change, part.tokens, start[numbers], length[numbers])
+    sentences = _write_document_arrays(change, part, numbers, files)
+    part.tokens.close()
+    return files, sentences
 
 
 def _checked_numbers(documents: Iterable[int], count: int, root: Path) -> NDArray[np.int64]:
@@ -107,7 +130,11 @@ def _checked_numbers(documents: Iterable[int], count: int, root: Path) -> NDArra
 
 
 def _commit(
-    change: StoreChange, files: dict[str, FileRecord], record: Erasure, *, sentences: int | None
+    change: StoreChange | RemoteChange,
+    files: dict[str, FileRecord],
+    record: Erasure,
+    *,
+    sentences: int | None,
 ) -> Manifest:
     manifest = change.manifest
     counts = replace(
@@ -125,10 +152,13 @@ def _commit(
 
 
 def _write_tokens(
-    change: StoreChange, part: StorePart, starts: NDArray[np.int64], lengths: NDArray[np.int64]
+    change: ArrayFiles,
+    tokens: ShardedArray | RemoteArray,
+    starts: NDArray[np.int64],
+    lengths: NDArray[np.int64],
 ) -> dict[str, FileRecord]:
     """Write every shard that holds erased tokens anew, with zeros in their place."""
-    layout = part.tokens.layout
+    layout = tokens.layout
     ends = starts + lengths
     shards = np.unique(
         np.concatenate(
@@ -145,17 +175,17 @@ def _write_tokens(
         writer = ShardedArrayWriter(
             change, "tokens", layout=layout, dimension="token", first_shard=shard
         )
-        stop = min((shard + 1) * layout.shard, part.tokens.length)
+        stop = min((shard + 1) * layout.shard, tokens.length)
         for position in range(shard * layout.shard, stop, layout.chunk):
             end = min(position + layout.chunk, stop)
-            writer.append(_blanked(part.tokens, position, end, starts, ends))
+            writer.append(_blanked(tokens, position, end, starts, ends))
         writer.finish_shard()
         files |= writer.files
     return files
 
 
 def _blanked(
-    tokens: ShardedArray,
+    tokens: ShardedArray | RemoteArray,
     position: int,
     end: int,
     starts: NDArray[np.int64],
@@ -172,8 +202,8 @@ def _blanked(
 
 
 def _write_document_arrays(
-    change: StoreChange,
-    part: StorePart,
+    change: ArrayFiles,
+    part: StorePart | RemotePart,
     numbers: NDArray[np.int64],
     files: dict[str, FileRecord],
 ) -> int | None:
@@ -195,26 +225,16 @@ def _write_document_arrays(
 
 
 def _rewritten(
-    change: StoreChange, name: str, values: NDArray[Any], *, dimension: str
+    change: ArrayFiles, name: str, values: NDArray[Any], *, dimension: str
 ) -> dict[str, FileRecord]:
-    layout = ShardedArray(change.folder, name).layout
+    layout = change.array(name).layout
     metadata = f"{name}/zarr.json"
-    attributes = attributes_in(change.folder.read(metadata), name=metadata)
+    attributes = attributes_in(change.read_file(metadata), name=metadata)
     writer = ShardedArrayWriter(
         change, name, layout=layout, dimension=dimension, attributes=attributes
     )
     writer.append(values)
     return writer.close()
-
-
-def _linked_files(change: StoreChange) -> dict[str, tuple[int, int]]:
-    """Device and inode of each file that has another name somewhere."""
-    linked = {}
-    for relative in change.manifest.files:
-        status = change.folder.path(relative).stat()
-        if status.st_nlink > 1:
-            linked[relative] = (status.st_dev, status.st_ino)
-    return linked
 
 
 def _linked_stores(

@@ -7,11 +7,13 @@ segments are left. The stores of a job array come in the order of its tasks, wha
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from mds_data.errors import StoreError
 from mds_data.store.columns import column_labels
+from mds_data.store.download import local_sources
 from mds_data.store.folder import read_manifest
 from mds_data.store.merge import common_vocabulary
 from mds_data.store.origins import kept_inputs
@@ -72,21 +74,33 @@ def join_stores(
     """Copy stores, one after the other, into a new one without segments.
 
     Args:
-        sources: Stores or Megatron pairs with the same vocabulary, end token and tokenizer.
+        sources: Stores, in folders or at URLs, or Megatron pairs, with the same vocabulary, end
+            token and tokenizer.
         target: The new store's folder; it must not exist yet.
         split: The split of all documents together; that of the sources if they agree.
 
     Raises:
         StoreError: The sources don't go together.
     """
-    paths = task_order(sources)
-    vocab_size = common_vocabulary(paths)
-    stores = [open_store(path) for path in paths]
+    with ExitStack() as stack:
+        paths = task_order(stack.enter_context(local_sources(sources, beside=target)))
+        vocab_size = common_vocabulary(paths)
+        stores = [stack.enter_context(open_store(path)) for path in paths]
+        return _join(stores, target, vocab_size=vocab_size, split=split)
+
+
+def _join(
+    stores: Sequence[TokenStore],
+    target: str | os.PathLike[str],
+    *,
+    vocab_size: int,
+    split: str | None,
+) -> Manifest:
     first = stores[0].manifest
     splits = [store.manifest.split for store in stores]
     kept = splits[0] if all(each == splits[0] for each in splits) else None
     _check_extras(stores)
-    columns = {name: stores[0].column(name).dtype for name in (stores[0].columns if stores else ())}
+    columns = {name: stores[0].column(name).dtype for name in stores[0].columns}
     with StoreWriter(
         target,
         vocab_size=vocab_size,
@@ -94,7 +108,7 @@ def join_stores(
         layout=first.layout,
         split=kept if split is None else split_ranges(split),
         tokenizer=kept_tokenizer(stores[0]),
-        provenance=_provenance([kept_inputs(Path(store.path), store.manifest) for store in stores]),
+        provenance=_provenance([kept_inputs(store) for store in stores]),
         columns=columns,
         sentences=stores[0].has_sentences,
     ) as writer:
@@ -102,7 +116,6 @@ def join_stores(
             for name in columns:
                 writer.add_labels(name, column_labels(store, name).values())
             copy_documents(store, writer, first=0, stop=len(store))
-            store.close()
         if not writer.num_documents:
             raise StoreError(f"{target}: there is no document in any of the sources")
         return writer.commit()

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from mds_data.errors import StoreError
 from mds_data.store.commit import FileOperations, PartialFolder, check_free_name, put_file, sweep
+from mds_data.store.download import local_sources
 from mds_data.store.folder import StoreFolder, read_manifest
 from mds_data.store.indexed_dataset import pair_prefix, read_indexed_dataset
 from mds_data.store.lock import StoreLock
-from mds_data.store.megatron import import_megatron, largest_id
+from mds_data.store.megatron import has_guessed_vocabulary, import_megatron, largest_id
 from mds_data.store.new_store import new_uuid, put_groups, timestamp
 from mds_data.store.schema import (
     MANIFEST_NAME,
@@ -38,7 +39,8 @@ def merge_stores(
 
     Args:
         sources: Stores with the same vocabulary, end-of-document id and tokenizer, or Megatron
-            pairs, which are written as stores on the way. A source may stand twice.
+            pairs, which are written as stores on the way. A source may stand twice; one at a URL
+            such as ``s3://bucket/store`` is fetched.
         target: The merged store's folder; it must not exist yet.
         split: The split of all documents together.
         operations: Where file operations go.
@@ -46,18 +48,17 @@ def merge_stores(
     Raises:
         StoreError: The sources don't go together.
     """
-    paths = [Path(source) for source in sources]
-    if not paths:
+    if not sources:
         raise ValueError("a merge needs at least one source")
     root = Path(target)
     check_free_name(root)
-    for path in paths:
-        with open_store(path) as source:  # what is wrong with a source should be said of it
-            _ = source.doc_length
-    vocab_size = common_vocabulary(paths)
     ranges = split_ranges(split)
-    root.parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
+    with local_sources(sources, beside=root) as paths, ExitStack() as stack:
+        for path in paths:
+            with open_store(path) as source:  # what is wrong with a source should be said of it
+                _ = source.doc_length
+        vocab_size = common_vocabulary(paths)
+        root.parent.mkdir(parents=True, exist_ok=True)
         stack.enter_context(StoreLock(root))
         sweep(root)
         partial = PartialFolder(root, operations=operations or FileOperations())
@@ -66,28 +67,40 @@ def merge_stores(
             _put_segment(partial, path, f"segments/{number:04d}", vocab_size=vocab_size)
             for number, path in enumerate(paths)
         ]
-        first = _read(partial.path / segments[0].path)
-        files = put_groups(partial, columns=False)
-        tokenizer = _put_tokenizer(partial, first, partial.path / segments[0].path, files)
-        manifest = Manifest(
-            uuid=new_uuid(files),
-            created=timestamp(),
-            requires=("segments/1",),
-            vocab_size=vocab_size,
-            eod_id=first.eod_id,
-            dtype=first.dtype,
-            layout=first.layout,
-            counts=_counts([_read(partial.path / segment.path) for segment in segments]),
-            files=files,
-            tokenizer=tokenizer,
-            split=ranges,
-            segments=tuple(segments),
-            provenance={"transforms": [{"name": "merge", "arguments": {"sources": len(paths)}}]},
-        )
+        manifest = _merged(partial, segments, split=ranges)
         for part in store_parts(partial.path, manifest):
             part.tokens.close()
         partial.publish(manifest)
         return manifest
+
+
+def _merged(
+    partial: PartialFolder,
+    segments: Sequence[Segment],
+    *,
+    split: Mapping[str, tuple[float, float]] | None,
+) -> Manifest:
+    """Write the files of the merged store itself; its manifest."""
+    parts = [_read(partial.path / segment.path) for segment in segments]
+    first = parts[0]
+    files = put_groups(partial, columns=False)
+    tokenizer = _put_tokenizer(partial, first, partial.path / segments[0].path, files)
+    arguments = {"sources": len(segments)}
+    return Manifest(
+        uuid=new_uuid(files),
+        created=timestamp(),
+        requires=("segments/1",),
+        vocab_size=max(part.vocab_size for part in parts),
+        eod_id=first.eod_id,
+        dtype=first.dtype,
+        layout=first.layout,
+        counts=_counts(parts),
+        files=files,
+        tokenizer=tokenizer,
+        split=split,
+        segments=tuple(segments),
+        provenance={"transforms": [{"name": "merge", "arguments": arguments}]},
+    )
 
 
 def _read(root: Path) -> Manifest:
@@ -95,13 +108,18 @@ def _read(root: Path) -> Manifest:
 
 
 def common_vocabulary(paths: Sequence[Path]) -> int:
-    """The sources' vocabulary, after a check that one store can hold them all."""
+    """The sources' vocabulary, after a check that one store can hold them all.
+
+    Imported pairs are not known to need more than the ids that were seen in them.
+    """
     stores = {path: _read(path) for path in paths if not _is_pair(path)}
     pairs = {path: read_indexed_dataset(path) for path in paths if _is_pair(path)}
     facts: dict[str, dict[object, Path]] = {"vocab_size": {}, "eod_id": {}, "tokenizer": {}}
+    needed: dict[int, Path] = {}
     for path, manifest in stores.items():
         tokenizer = manifest.tokenizer.sha256 if manifest.tokenizer else None
-        facts["vocab_size"].setdefault(manifest.vocab_size, path)
+        sizes = needed if has_guessed_vocabulary(manifest) else facts["vocab_size"]
+        sizes.setdefault(manifest.vocab_size, path)
         facts["eod_id"].setdefault(manifest.eod_id, path)
         facts["tokenizer"].setdefault(tokenizer, path)
     widths: dict[object, Path] = {}
@@ -113,8 +131,13 @@ def common_vocabulary(paths: Sequence[Path]) -> int:
         _check_one(fact, found)
     known = next(iter(facts["vocab_size"]), None)
     if isinstance(known, int):
+        _check_one("vocab_size", facts["vocab_size"] | _above(known, needed))
         return known
-    return max(largest_id(pair) for pair in pairs.values()) + 1
+    return max([*needed, *(largest_id(pair) + 1 for pair in pairs.values())])
+
+
+def _above(known: int, needed: Mapping[int, Path]) -> dict[object, Path]:
+    return {size: path for size, path in needed.items() if size > known}
 
 
 def _check_one(fact: str, found: dict[object, Path]) -> None:

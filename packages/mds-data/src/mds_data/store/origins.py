@@ -7,6 +7,7 @@ from typing import Any
 from mds_data.errors import StoreError
 from mds_data.store.folder import read_manifest
 from mds_data.store.records import Manifest
+from mds_data.store.token_store import TokenStore
 
 __all__ = ["kept_inputs", "manifests_within"]
 
@@ -29,10 +30,11 @@ def manifests_within(
         yield from manifests_within(root / segment.path, inner, depth=depth + 1)
 
 
-def kept_inputs(root: Path, manifest: Manifest) -> dict[str, Any]:
+def kept_inputs(store: TokenStore) -> dict[str, Any]:
     """The provenance of a store for one that is copied from it, segments' inputs taken in."""
+    manifest = store.manifest
     if not manifest.segments:
         return dict(manifest.provenance)
-    known = [each.provenance for _, each in manifests_within(root, manifest)]
+    known = [manifest.provenance, *(part.manifest.provenance for part in store.parts)]
     inputs = [record for provenance in known for record in provenance.get("inputs") or ()]
     return {**manifest.provenance, **({"inputs": inputs} if inputs else {})}

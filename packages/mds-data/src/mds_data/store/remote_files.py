@@ -11,10 +11,11 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from mds_data.errors import DamagedError
@@ -73,18 +74,24 @@ class RemoteFiles:
         self._process = -1
         self._lock = threading.Lock()
 
-    def start(self, path: str, start: int, length: int) -> "Future[bytes]":
-        """Begin to read ``length`` bytes of a file."""
-        return self._begin(self._range(path, start, length))
+    def start(
+        self, path: str, start: int, length: int, *, otherwise: str | None = None
+    ) -> "Future[bytes]":
+        """Begin to read ``length`` bytes of a file, or of another one if there is no such file."""
+        return self._begin(self._range([path, otherwise or path], start, length))
 
-    def read(self, path: str) -> bytes:
-        """All bytes of a file.
+    def read(self, path: str, *, otherwise: str | None = None) -> bytes:
+        """All bytes of a file, or of another one if there is no such file.
 
         Raises:
             FileNotFoundError: There is none.
             RemoteError: No try got an answer.
         """
-        return self._begin(self._whole(path)).result()
+        return self._begin(self._whole([path, otherwise or path])).result()
+
+    def names(self) -> list[str]:
+        """The names of all files below the place."""
+        return self._begin(self._tried("", self._list, verb="listed")).result()
 
     def find(self, path: str) -> bytes | None:
         """All bytes of a file, or None if there is none."""
@@ -120,15 +127,16 @@ class RemoteFiles:
                 threading.Thread(target=self._loop.run_forever, daemon=True).start()
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    async def _whole(self, path: str) -> bytes:
-        found = await self._tried(path, lambda: self._get(path, None))
+    async def _whole(self, paths: Sequence[str]) -> bytes:
+        found = await self._first(paths, None)
         if found is None:
-            raise FileNotFoundError(f"{self.name}/{path}: there is no such file")
+            raise FileNotFoundError(f"{self.name}/{paths[-1]}: there is no such file")
         return found
 
-    async def _range(self, path: str, start: int, length: int) -> bytes:
+    async def _range(self, paths: Sequence[str], start: int, length: int) -> bytes:
         request = importlib.import_module("zarr.abc.store").RangeByteRequest(start, start + length)
-        found = await self._tried(path, lambda: self._get(path, request))
+        found = await self._first(paths, request)
+        path = paths[-1]
         if found is None:
             raise DamagedError(
                 f"{self.name}/{path}: is missing, and the manifest lists it; restore it from a copy"
@@ -139,6 +147,14 @@ class RemoteFiles:
                 f"restore it from a copy"
             )
         return found
+
+    async def _first(self, paths: Sequence[str], request: Any) -> bytes | None:
+        """What is read of the first file that there is."""
+        for path in dict.fromkeys(paths):
+            found = await self._tried(path, partial(self._get, path, request))
+            if found is not None:
+                return found
+        return None
 
     async def _tried(
         self,
@@ -209,6 +225,9 @@ class RemoteFiles:
             return int(await self._opened().getsize(path))
         except _FINAL:
             return None
+
+    async def _list(self) -> list[str]:
+        return [name async for name in self._opened().list()]
 
     async def _delete(self, path: str) -> None:
         await self._opened().delete(path)

@@ -14,6 +14,7 @@ from mds_data.store.commit import FileOperations
 from mds_data.store.folder import StoreFolder
 from mds_data.store.origins import kept_inputs
 from mds_data.store.records import Layout, Manifest
+from mds_data.store.remote import RemoteTokenStore
 from mds_data.store.selection import document_range
 from mds_data.store.split import split_ranges
 from mds_data.store.token_store import StorePart, TokenStore, open_store
@@ -37,7 +38,7 @@ def repack_store(
     Documents keep their numbers, erased ones too.
 
     Args:
-        source: The store, or a Megatron pair.
+        source: The store, a URL such as ``s3://bucket/store``, or a Megatron pair.
         target: The new store's folder.
         layout: ``"hot"`` or ``"archive"``.
         operations: Where file operations go.
@@ -65,7 +66,7 @@ def split_store(
     """Write the parts of a split as stores ``TARGET/train``, ``TARGET/valid``, ``TARGET/test``.
 
     Args:
-        source: The store, or a Megatron pair.
+        source: The store, a URL such as ``s3://bucket/store``, or a Megatron pair.
         target: The folder of the new stores.
         split: Megatron's split string; the split that the source keeps if None.
         layout: Layout of the parts; the source's if None.
@@ -108,7 +109,7 @@ def _copy(
     operations: FileOperations | None = None,
 ) -> Manifest:
     manifest = store.manifest
-    provenance = kept_inputs(Path(store.path), manifest)
+    provenance = kept_inputs(store)
     transforms = [*provenance.get("transforms", []), dict(transform)]
     columns = {name: store.column(name) for name in store.columns}
     with StoreWriter(
@@ -168,8 +169,10 @@ def kept_tokenizer(store: TokenStore) -> TokenizerFile | None:
     record = store.manifest.tokenizer
     if record is None:
         return None
-    part = store.parts[0]
-    folder = part.folder if isinstance(part, StorePart) else StoreFolder(store.path, store.manifest)
-    return TokenizerFile(
-        kind=record.kind, content=folder.read(record.file), file=record.file, name=record.name
-    )
+    if isinstance(store, RemoteTokenStore):
+        content = store.read_file(record.file)
+    else:
+        part = store.parts[0]
+        whole = part.folder if isinstance(part, StorePart) else None
+        content = (whole or StoreFolder(store.path, store.manifest)).read(record.file)
+    return TokenizerFile(kind=record.kind, content=content, file=record.file, name=record.name)

@@ -64,10 +64,15 @@ class Part(Protocol):
 class StorePart:
     """The arrays of one folder: an ordinary store, or one segment of a merged one."""
 
-    def __init__(self, root: Path, manifest: Manifest, folder: SealedFolder | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        manifest: Manifest,
+        folder: StoreFolder | SealedFolder | None = None,
+    ) -> None:
         self.root = root
         self.manifest = manifest
-        self.folder = folder or StoreFolder(root, manifest)
+        self.folder: StoreFolder | SealedFolder = folder or StoreFolder(root, manifest)
         self.tokens = ShardedArray(self.folder, "tokens")
         self.num_documents = manifest.counts.documents
         if self.tokens.layout.dtype != np.dtype(manifest.dtype).newbyteorder("<"):

@@ -6,9 +6,7 @@ to the same place is refused; the same upload, begun again after it was killed, 
 
 import hashlib
 import os
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,9 +16,10 @@ from mds_data.errors import DamagedError, StoreError
 from mds_data.store.folder import StoreFolder, read_manifest
 from mds_data.store.records import Manifest
 from mds_data.store.remote import RemoteOptions
-from mds_data.store.remote_files import RemoteError, RemoteFiles, zarr_store
+from mds_data.store.remote_files import RemoteError, RemoteFiles
 from mds_data.store.schema import MANIFEST_NAME
 from mds_data.store.sealed_folder import is_sealed
+from mds_data.store.sending import OnBytes, Sending, writable_place
 from mds_data.store.token_store import checked_segment
 
 __all__ = ["check_free_place", "check_writable", "upload_files", "upload_store"]
@@ -28,10 +27,6 @@ __all__ = ["check_free_place", "check_writable", "upload_files", "upload_store"]
 _CLAIM = "upload.json"
 """Says which manifest is coming, while the files before it are sent."""
 _PROBE = "upload.probe"
-_IN_FLIGHT = 2**27
-"""Bytes of files that are sent at once; a larger file is sent alone."""
-
-OnBytes = Callable[[int], None]
 
 
 def upload_store(
@@ -63,10 +58,10 @@ def upload_store(
             f"folder as it is by the tools of the service"
         )
     manifest, data = read_manifest(root)
-    files = _place(location, options)
+    files = writable_place(location, options)
     folders = list(_folders(root, manifest, data))
     if _is_free(files, claim=data):
-        sent = _Sending(files, on_bytes=on_bytes)
+        sent = Sending(files, on_bytes=on_bytes)
         for prefix, folder, _ in folders:
             for path in folder.manifest.files:
                 sent.put(prefix + path, partial(_checked, folder, path))
@@ -82,7 +77,7 @@ def upload_store(
 
 def check_free_place(location: Any, *, options: RemoteOptions | None = None) -> None:
     """Raise StoreError if there is a store at a place already."""
-    files = _place(location, options)
+    files = writable_place(location, options)
     if files.find(MANIFEST_NAME) is not None:
         raise _taken(files)
 
@@ -95,7 +90,7 @@ def check_writable(location: Any, *, options: RemoteOptions | None = None) -> No
         PermissionError: Nothing may be written there.
         RemoteError: No try got an answer.
     """
-    files = _place(location, options)
+    files = writable_place(location, options)
     files.put(_PROBE, b"").result()
     files.remove(_PROBE)
 
@@ -107,24 +102,15 @@ def upload_files(paths: list[Path], location: Any, *, options: RemoteOptions | N
         StoreError: A name is taken.
         RemoteError: No try got through.
     """
-    files = _place(location, options)
+    files = writable_place(location, options)
     taken = [path.name for path in paths if files.size(path.name) is not None]
     if taken:
         raise StoreError(f"{files.name}/{taken[0]}: exists; choose another name or remove it first")
     for group in (paths[:-1], paths[-1:]):
-        sent = _Sending(files)
+        sent = Sending(files)
         for path in group:
             sent.put(path.name, path.read_bytes)
         sent.finish()
-
-
-def _place(location: Any, options: RemoteOptions | None) -> RemoteFiles:
-    options = options or RemoteOptions()
-    if not isinstance(location, str):
-        return RemoteFiles(lambda: location, name=str(location), retries=options.retries)
-    url = location.rstrip("/")
-    place = partial(zarr_store, url, options.storage, read_only=False)
-    return RemoteFiles(place, name=url, retries=options.retries)
 
 
 def _folders(
@@ -166,39 +152,3 @@ def _checked(folder: StoreFolder, path: str) -> bytes:
             f"or is being changed"
         )
     return data
-
-
-class _Sending:
-    """Sends files beside each other, some bytes at a time."""
-
-    def __init__(self, files: RemoteFiles, *, on_bytes: OnBytes | None = None) -> None:
-        self._files = files
-        self._on_bytes = on_bytes
-        self._waiting: deque[tuple[str, int, Future[None]]] = deque()
-        self._in_flight = 0
-
-    def put(self, path: str, read: Callable[[], bytes]) -> None:
-        """Send a file; it is read when those before it leave room."""
-        data = read()
-        while self._waiting and self._in_flight + len(data) > _IN_FLIGHT:
-            self._settle()
-        self._waiting.append((path, len(data), self._files.put(path, data)))
-        self._in_flight += len(data)
-
-    def finish(self) -> None:
-        """Wait until all have arrived."""
-        while self._waiting:
-            self._settle()
-
-    def _settle(self) -> None:
-        path, size, coming = self._waiting.popleft()
-        coming.result()
-        self._in_flight -= size
-        found = self._files.size(path)
-        if found != size:
-            raise RemoteError(
-                f"{self._files.name}/{path}: {size} bytes were sent, and "
-                f"{'nothing' if found is None else found} lies there; try again"
-            )
-        if self._on_bytes is not None:
-            self._on_bytes(size)
