@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,33 +58,45 @@ def plan(checkpoint: Checkpoint, options: Options) -> Plan:
         for name in tensors
     }
 
-    def write(folder: Path, operations: FileOperations) -> Sequence[Loss]:
-        losses.clear()
-        with ThreadPoolExecutor(max_workers=options.jobs) as pool:
-            jobs = [
-                pool.submit(write_rank_file, folder, number, group, operations=operations)
-                for number, group in enumerate(groups)
-            ]
-            rank_files = [job.result() for job in jobs]
-        shapes = {piece.parameter: tuple(stop for _, stop in piece.box) for piece in pieces}
-        parameters, files = merge_rank_files(shapes, rank_files)
-        for name, path in companions.beside(checkpoint.companions, checkpoint.sealed).items():
-            if name in companions.NAMES:
-                data = companions.read(path)
-                files[name] = add_file(folder, name, data, operations=operations)
-        manifest = _manifest(checkpoint, model, parameters, weights_only=options.weights_only)
-        manifest = replace(manifest, files=files)
-        write_file(folder / MANIFEST_NAME, to_json(manifest), operations=operations)
-        return losses
-
     return Plan(
         used=[(state, name) for state, tensors in states.items() for name in tensors],
         dropped=dropped,
         num_targets=len(pieces),
         nbytes=sum(_nbytes(piece) for piece in pieces) + 4096 * len(pieces),
-        write=write,
+        write=partial(_write, checkpoint, model, options, groups, losses),
         notes=_notes(checkpoint),
     )
+
+
+def _write(
+    checkpoint: Checkpoint,
+    model: ModelRecord,
+    options: Options,
+    groups: Sequence[Sequence[Piece]],
+    losses: list[Loss],
+    folder: Path,
+    operations: FileOperations,
+) -> Sequence[Loss]:
+    """Fill the folder, one file a group of pieces; returns what casts lost, found by the pieces."""
+    losses.clear()
+    with ThreadPoolExecutor(max_workers=options.jobs) as pool:
+        jobs = [
+            pool.submit(write_rank_file, folder, number, group, operations=operations)
+            for number, group in enumerate(groups)
+        ]
+        rank_files = [job.result() for job in jobs]
+    shapes = {
+        piece.parameter: tuple(stop for _, stop in piece.box) for group in groups for piece in group
+    }
+    parameters, files = merge_rank_files(shapes, rank_files)
+    for name, path in companions.beside(checkpoint.companions, checkpoint.sealed).items():
+        if name in companions.NAMES:
+            data = companions.read(path)
+            files[name] = add_file(folder, name, data, operations=operations)
+    manifest = _manifest(checkpoint, model, parameters, weights_only=options.weights_only)
+    manifest = replace(manifest, files=files)
+    write_file(folder / MANIFEST_NAME, to_json(manifest), operations=operations)
+    return losses
 
 
 def _model(checkpoint: Checkpoint, vocab_size: int | None) -> ModelRecord:
