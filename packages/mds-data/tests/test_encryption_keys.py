@@ -151,6 +151,21 @@ def test_key_files_are_their_owners_only(identity):
         keys.new_identity(path)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+@pytest.mark.parametrize("victim", ["victim", "nowhere"])
+def test_a_new_key_follows_no_link(plain, tmp_path, capsys, victim):
+    (tmp_path / "victim").write_text("untouched")
+    (tmp_path / "link").symlink_to(tmp_path / victim)
+    words = ["--new-identity", str(tmp_path / "link"), "--output", str(tmp_path / "out")]
+
+    assert main(["encrypt", str(plain), *words]) == 3
+
+    assert "is there already, and nothing is written over; name another" in capsys.readouterr().err
+    assert (tmp_path / "victim").read_text() == "untouched"
+    assert not (tmp_path / "nowhere").exists()
+    assert not (tmp_path / "out").exists()
+
+
 class Recorder(FileOperations):
     """Keeps all bytes that are written."""
 

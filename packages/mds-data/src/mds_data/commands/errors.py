@@ -12,7 +12,9 @@ USAGE = 2
 INTERRUPTED = 130
 _DENIED = frozenset({errno.EACCES, errno.EPERM})
 _CLEAN = " Nothing half-written is left."
-_NOT_A_FILE = frozenset({errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG})
+_NOT_A_FILE = frozenset(
+    {errno.ENOENT, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG}
+)
 
 
 class UsageError(ValueError):
@@ -61,4 +63,6 @@ def _system_sentence(error: OSError) -> str:
         return f"{where}no permission; change the file's rights or choose another place."
     if error.errno == errno.ENOENT:
         return f"{where}no such file or folder."
+    if error.errno == errno.EEXIST:
+        return f"{where}is there already, and nothing is written over; name another file."
     return f"{where}{error.strerror or error}."
