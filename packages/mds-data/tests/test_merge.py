@@ -7,6 +7,8 @@ import pytest
 from store_material import assert_holds, case_folder, random_documents, write_small
 
 from mds_data import DamagedError, GPTDataset, StoreError, open_store
+from mds_data.cli import main
+from mds_data.store.megatron import import_megatron
 from mds_data.store.merge import merge_stores
 from mds_data.store.verify import verify_store
 
@@ -146,3 +148,23 @@ def test_pairs_of_the_original_are_joined_with_their_documents(tmp_path):
     assert len(store) == expected["documents"]
     with pytest.raises(StoreError, match=r"one has uint16.*three_int32 has int32"):
         merge_stores([folder / "in/one", folder / "in/three_int32"], tmp_path / "x")
+
+
+@pytest.mark.parametrize("rewrite", [False, True])
+def test_imported_pairs_are_joined_although_each_was_seen_to_need_another_vocabulary(
+    tmp_path, rewrite
+):
+    folder = case_folder("B08")
+    expected = json.loads((folder / "expected.json").read_text())["two + one"]
+    for name in ("one", "two"):
+        import_megatron(folder / "in" / name, tmp_path / name)
+
+    arguments = ["merge", str(tmp_path / "two"), str(tmp_path / "one")]
+    wish = ["--rewrite"] if rewrite else []
+    assert main([*arguments, *wish, "--output", str(tmp_path / "m")]) == 0
+
+    store = open_store(tmp_path / "m")
+    assert store.vocab_size == 11
+    assert store.tokens(0, len(expected["stream"])).tolist() == expected["stream"]
+    assert np.cumsum([0, *store.doc_sentences]).tolist() == expected["document_starts"]
+    assert main(["verify", str(tmp_path / "m")]) == 0
