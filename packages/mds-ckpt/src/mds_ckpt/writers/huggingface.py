@@ -43,7 +43,7 @@ _VOCABULARY = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class _Output:
+class Output:
     """One rule and the tensors that it writes."""
 
     rule: Rule
@@ -51,6 +51,7 @@ class _Output:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all that it writes."""
         return sum(spec.nbytes for spec in self.specs)
 
 
@@ -74,8 +75,8 @@ def plan(checkpoint: Checkpoint, options: Options) -> Plan:
         remedy = "convert to another format, or change the model"
         raise UnsupportedError(checkpoint.path, str(error), remedy=remedy) from None
     rules = family.rules(model)
-    outputs = _outputs(checkpoint, rules, options.dtype)
-    shards = _shards(outputs, options.shard_bytes or SHARD_BYTES)
+    outputs = outputs_of(checkpoint, rules, options.dtype)
+    shards = shards_of(outputs, options.shard_bytes or SHARD_BYTES)
     dtype = _main_dtype(outputs)
     config = _config(family.to_hf_config(model), origin, dtype)
     texts = _companions(checkpoint, config)
@@ -90,14 +91,14 @@ def plan(checkpoint: Checkpoint, options: Options) -> Plan:
         },
         num_targets=sum(len(output.specs) for output in outputs),
         nbytes=sum(output.nbytes for output in outputs) + sum(map(len, texts.values())),
-        write=partial(_write, checkpoint, shards, texts, options.jobs),
+        write=partial(write_shards, checkpoint, shards, texts, options.jobs),
         notes=[f"written as {family.name}, {_TORCH_NAMES.get(dtype, dtype)}", *family.notes(model)],
     )
 
 
-def _write(
+def write_shards(
     checkpoint: Checkpoint,
-    shards: Sequence[Sequence[_Output]],
+    shards: Sequence[Sequence[Output]],
     texts: Mapping[str, bytes],
     jobs: int,
     folder: Path,
@@ -134,7 +135,10 @@ def _true_vocabulary(checkpoint: Checkpoint, vocab_size: int | None) -> ModelRec
     return replace(model, vocab_size=vocab, padded_vocab_size=None, config=config)
 
 
-def _outputs(checkpoint: Checkpoint, rules: Sequence[Rule], dtype: str | None) -> Sequence[_Output]:
+def outputs_of(
+    checkpoint: Checkpoint, rules: Sequence[Rule], dtype: str | None
+) -> Sequence[Output]:
+    """What is written of each rule; RejectedError where the tensors are not those of the rules."""
     tensors = dict(checkpoint.tensors)
     outputs = []
     for rule in rules:
@@ -157,7 +161,7 @@ def _outputs(checkpoint: Checkpoint, rules: Sequence[Rule], dtype: str | None) -
             )
         written = target_dtype(tensor.dtype, dtype)
         specs = tuple(TensorSpec(target.name, written, target.shape) for target in rule.hf)
-        outputs.append(_Output(rule, specs))
+        outputs.append(Output(rule, specs))
     for name in tensors:
         raise RejectedError(
             checkpoint.path,
@@ -169,8 +173,9 @@ def _outputs(checkpoint: Checkpoint, rules: Sequence[Rule], dtype: str | None) -
     return sorted(outputs, key=lambda output: -ITEM_SIZES[output.specs[0].dtype])
 
 
-def _shards(outputs: Sequence[_Output], shard_bytes: int) -> list[list[_Output]]:
-    shards: list[list[_Output]] = [[]]
+def shards_of(outputs: Sequence[Output], shard_bytes: int) -> list[list[Output]]:
+    """The outputs of each file, none of more than ``shard_bytes`` but for a larger tensor alone."""
+    shards: list[list[Output]] = [[]]
     filled = 0
     for output in outputs:
         if shards[-1] and filled + output.nbytes > shard_bytes:
@@ -189,7 +194,7 @@ def _shard_names(count: int) -> list[str]:
 
 def _write_shard(
     checkpoint: Checkpoint,
-    outputs: Sequence[_Output],
+    outputs: Sequence[Output],
     path: Path,
     losses: list[Loss],
     operations: FileOperations,
@@ -203,7 +208,7 @@ def _write_shard(
 
 
 def _tasks(
-    checkpoint: Checkpoint, output: _Output, file: PlacedSafetensors, losses: list[Loss]
+    checkpoint: Checkpoint, output: Output, file: PlacedSafetensors, losses: list[Loss]
 ) -> Iterator[Task]:
     """What writes the tensors of ``output``: in parts where these can be read by themselves."""
     tensor, change = checkpoint.tensor(output.rule.canonical.name), output.rule.change
@@ -244,7 +249,7 @@ def _transpose(
 
 
 def _changed(
-    tensor: LazyTensor, box: Box, output: _Output, file: PlacedSafetensors, losses: list[Loss]
+    tensor: LazyTensor, box: Box, output: Output, file: PlacedSafetensors, losses: list[Loss]
 ) -> None:
     """Read the tensor, and write what it is there. A matrix is transposed as it is written."""
     array, change = tensor.read(box), output.rule.change
@@ -257,7 +262,7 @@ def _changed(
         file.write(spec.name, parts)
 
 
-def _index(names: Sequence[str], shards: Sequence[Sequence[_Output]]) -> dict[str, bytes]:
+def _index(names: Sequence[str], shards: Sequence[Sequence[Output]]) -> dict[str, bytes]:
     if len(shards) == 1:
         return {}
     weight_map = {
@@ -271,7 +276,7 @@ def _index(names: Sequence[str], shards: Sequence[Sequence[_Output]]) -> dict[st
     return {INDEX_NAME: companions.as_json(members)}
 
 
-def _main_dtype(outputs: Sequence[_Output]) -> str:
+def _main_dtype(outputs: Sequence[Output]) -> str:
     """The type of most of the bytes."""
     counts: Counter[str] = Counter()
     for output in outputs:

@@ -10,7 +10,7 @@ from functools import partial
 from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.families.rule import same
 from mds_ckpt.plan import Options, Plan, refuse_layout
-from mds_ckpt.writers.huggingface import SHARD_BYTES, _outputs, _shards, _write
+from mds_ckpt.writers.huggingface import SHARD_BYTES, outputs_of, shards_of, write_shards
 
 __all__ = ["plan"]
 
@@ -19,8 +19,8 @@ def plan(checkpoint: Checkpoint, options: Options) -> Plan:
     """What writing the weights alone takes. Reads no tensor data."""
     refuse_layout(options, "hf")
     rules = [same(name, name, *tensor.shape) for name, tensor in checkpoint.tensors.items()]
-    outputs = _outputs(checkpoint, rules, options.dtype)
-    shards = _shards(outputs, options.shard_bytes or SHARD_BYTES)
+    outputs = outputs_of(checkpoint, rules, options.dtype)
+    shards = shards_of(outputs, options.shard_bytes or SHARD_BYTES)
     return Plan(
         used=[("weight", name) for name in checkpoint.tensors],
         dropped={
@@ -31,6 +31,6 @@ def plan(checkpoint: Checkpoint, options: Options) -> Plan:
         },
         num_targets=len(rules),
         nbytes=sum(output.nbytes for output in outputs),
-        write=partial(_write, checkpoint, shards, {}, options.jobs),
+        write=partial(write_shards, checkpoint, shards, {}, options.jobs),
         notes=["weights of no model that we know: under their own names, without a config.json"],
     )
