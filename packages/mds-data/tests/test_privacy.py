@@ -380,16 +380,26 @@ def test_pieces_give_what_the_whole_gives(data: st.DataObject) -> None:
     assert "".join(redact_stream(pieces, Redactor())) == whole.replace(text, whole.find(text))
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_no_file_that_the_command_writes_holds_a_value(tmp_path: Path, workers: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "workers"), [*((mode, "1") for mode in MODES), ("placeholder", "2")]
+)
+def test_nothing_that_the_command_writes_or_says_holds_a_value(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], mode: str, workers: str
+) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(KEY)
+    key.chmod(0o600)
+    everything = [*FOUND, *FOUND_IN_OTHER_LAYOUTS, *FOUND_DISGUISED]
     source = tmp_path / "raw" / "raw.jsonl"
     source.parent.mkdir()
     with source.open("w", encoding="utf-8") as file:
-        for _, text, _ in FOUND:
+        for _, text, _ in everything:
             file.write(json.dumps({"text": text, "meta": {"note": text}}) + "\n")
     output = tmp_path / "out"
     output.mkdir()
     arguments = ["--report", str(output / "report.json"), "--samples", str(output / "look.html")]
+
+    arguments += ["--mode", mode, *(["--key-file", str(key)] if mode == "pseudonym" else [])]
 
     files = ["--input", str(source), "--output", str(output / "clean.jsonl")]
     code = main(["redact", *files, "--all-fields", "--workers", workers, *arguments])
@@ -397,11 +407,12 @@ def test_no_file_that_the_command_writes_holds_a_value(tmp_path: Path, workers: 
     assert code == 0
     written = [path.read_text("utf-8") for path in output.iterdir()]
     assert len(written) == 4  # with where the records come from
-    for _, _, value in FOUND:
-        assert not any(value in text or json.dumps(value)[1:-1] in text for text in written), value
+    shown = [*written, *capfd.readouterr()]
+    for value in (*(value for _, _, value in everything), KEY.decode()):
+        assert not any(value in text or json.dumps(value)[1:-1] in text for text in shown), value
     report = json.loads((output / "report.json").read_text())
-    assert report["documents"] == report["documents_changed"] == len(FOUND)
-    assert sum(report["replaced"].values()) == 2 * len(FOUND)
+    assert report["documents"] == report["documents_changed"] == len(everything)
+    assert sum(report["replaced"].values()) == 2 * len(everything)
 
 
 def test_a_broken_line_ends_the_run_and_leaves_no_output(
