@@ -262,23 +262,7 @@ def unlock(
         envelope.keys, folder=envelope.folder, source=source, read_file=read_file, name=name
     )
     sealed = memoryview(read_file(SEALED_MANIFEST))
-    key = _file_key(data_key, envelope.folder, INNER_MANIFEST, bytes.fromhex(envelope.manifest_id))
-    place = f"{name}/{SEALED_MANIFEST}"
-    file = SealedFile(
-        lambda start, count: sealed[start : start + count], len(sealed), key=key, name=place
-    )
-    try:
-        members = _parsed(bytes(file.read(0, file.size)), limit=_MANIFEST_LIMIT)
-        contents = Contents(
-            envelope=envelope,
-            data_key=data_key,
-            manifest=base64.b64decode(_typed(members, "manifest", str), validate=True),
-            files={path: _place(record) for path, record in _typed(members, "files", dict).items()},
-        )
-    except ValueError as error:
-        if isinstance(error, SealedError):
-            raise
-        raise SealedError(place, f"holds no manifest ({error})", remedy="restore it") from None
+    contents = _contents(envelope, sealed, data_key=data_key, name=f"{name}/{SEALED_MANIFEST}")
     if expect is not None and contents.digest != expect.lower():
         raise SealedError(
             name,
@@ -287,6 +271,26 @@ def unlock(
             remedy="restore the right one from a copy",
         )
     return contents
+
+
+def _contents(envelope: Envelope, sealed: memoryview, *, data_key: bytes, name: str) -> Contents:
+    """What the sealed manifest says, whose bytes are given."""
+    key = _file_key(data_key, envelope.folder, INNER_MANIFEST, bytes.fromhex(envelope.manifest_id))
+    file = SealedFile(
+        lambda start, count: sealed[start : start + count], len(sealed), key=key, name=name
+    )
+    try:
+        members = _parsed(bytes(file.read(0, file.size)), limit=_MANIFEST_LIMIT)
+        return Contents(
+            envelope=envelope,
+            data_key=data_key,
+            manifest=base64.b64decode(_typed(members, "manifest", str), validate=True),
+            files={path: _place(record) for path, record in _typed(members, "files", dict).items()},
+        )
+    except ValueError as error:
+        if isinstance(error, SealedError):
+            raise
+        raise SealedError(name, f"holds no manifest ({error})", remedy="restore it") from None
 
 
 def _place(record: object) -> tuple[str, bytes]:
