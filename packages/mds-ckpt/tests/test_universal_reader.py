@@ -9,6 +9,7 @@ import pytest
 from deepspeed_samples import STATES, Sample
 from golden import fixture
 
+from mds_ckpt.cli import main
 from mds_ckpt.errors import RejectedError
 from mds_ckpt.formats import open_checkpoint
 from mds_ckpt.pickles.torch_writer import save_torch_file
@@ -97,3 +98,20 @@ def test_a_hostile_latest_universal_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(RejectedError, match="latest_universal"):
         open_checkpoint(tmp_path)
+
+
+def test_a_parameter_with_one_of_two_moments_is_named(tmp_path: Path, capsys: Any) -> None:
+    folder = tmp_path / "u"
+    shutil.copytree(fixture("gpt_tp2pp2dp2_z1_bf16.universal"), folder)
+    parameters = folder / "global_step10_universal" / "zero"
+    lost = parameters / "2.self_attention.dense.weight" / "exp_avg.pt"
+    lost.chmod(0o600)
+    for part in (lost.parent, parameters):
+        part.chmod(0o700)
+    lost.unlink()
+
+    assert main(["convert", str(folder), str(tmp_path / "ds"), "--to", "deepspeed"]) == 3
+    assert "dense.weight/exp_avg.pt" in capsys.readouterr().err
+    assert not (tmp_path / "ds").exists()
+    assert main(["verify", str(folder)]) == 1
+    assert main(["convert", str(folder), str(tmp_path / "hf"), "--to", "hf"]) == 0

@@ -14,7 +14,7 @@ from typing import Any
 
 from mds_ckpt.checkpoint import Checkpoint, LazyTensor
 from mds_ckpt.errors import RejectedError
-from mds_ckpt.megatron.assemble import Assembly, CastTensor, Fragment, TorchSource
+from mds_ckpt.megatron.assemble import Assembly, CastTensor, Fragment, MissingTensor, TorchSource
 from mds_ckpt.megatron.deepspeed_folder import list_folder
 from mds_ckpt.megatron.legacy_model import ModelReading, known_name, read_degrees
 from mds_ckpt.megatron.naming import Named
@@ -26,6 +26,7 @@ from mds_ckpt.read_options import ReadOptions
 
 __all__ = ["read_universal"]
 
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 _STATES: Mapping[str, str] = {"fp32": "master", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
 MOST_PARAMETERS = 200_000
 
@@ -65,7 +66,7 @@ def read_universal(folder: Path, options: ReadOptions) -> Checkpoint:
     assembly = Assembly(folder, reading.facts, replicated=options.replicated)
     for name, path in parameters.items():
         reader.add(assembly, name, path)
-    states = _with_weights(assembly.states(), reading)
+    states = _with_weights(reader.named_gaps(assembly.states()), reading)
     reader.keep_groups(folder / "zero" / "optimizer_state.pt")
     step = reader.step()
     return reading.checkpoint("universal", states, degrees, zero_stage=None, step=step)
@@ -117,17 +118,42 @@ class _Reader:
         self._shapes = shapes
         self._parameters = parameters
         self._pipeline = _pipeline_names(parameters)
+        self._lacking: dict[str, dict[str, Path]] = {}
+        """Files that are not there, by state and canonical name."""
 
     def add(self, assembly: Assembly, name: str, folder: Path) -> None:
         named = known_name(folder, self._canonical(name), name)
         for word, state in _STATES.items():
             path = folder / f"{word}.pt"
             if not path.exists() and state != "master":
-                self._reading.note(f"some parameters have no {word}.pt")
+                self._lacking.setdefault(state, {})[named.name] = path
                 continue
             file = open_torch_file(path)
             for fragment_name, fragment in self._fragments(named, file, name):
                 assembly.add(fragment_name, state, fragment)
+
+    def named_gaps(
+        self, states: Mapping[str, Mapping[str, LazyTensor]]
+    ) -> dict[str, dict[str, LazyTensor]]:
+        """The states with tensors that say what is missing where a parameter has one moment."""
+        complete = {state: dict(found) for state, found in states.items()}
+        without = [set(paths) for paths in self._lacking.values()]
+        frozen = set.intersection(*without) if len(without) == len(_MOMENTS) else set()
+        if frozen:
+            self._reading.note(f"{len(frozen)} parameters have no moments (they are frozen)")
+        for state, paths in self._lacking.items():
+            for name, path in paths.items():
+                if name in frozen or state not in complete:
+                    continue
+                error = RejectedError(
+                    path,
+                    "it is missing, and the parameter's other moment is there",
+                    remedy="copy it here, or convert with --weights-only",
+                    tensor=f"{name} ({state})",
+                )
+                like = complete["master"][name]
+                complete[state][name] = MissingTensor(name, like.shape, like.dtype, error=error)
+        return complete
 
     def _canonical(self, name: str) -> Named | None:
         if self._pipeline is not None:
