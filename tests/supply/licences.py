@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 from license_expression import ExpressionError, get_spdx_licensing
+from lock import locked_extras
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from sbom import PACKAGES, ROOT, project, requirements
@@ -51,9 +52,9 @@ SPELLED = {
     "new bsd license": "BSD-3-Clause",
     "modified bsd license": "BSD-3-Clause",
 }
-# Read in the licence file: pyrage's metadata is silent, and triton is not installed by the session
-# (several hundred MB, of use on a GPU only).
-LOOKED_UP = {"pyrage": "MIT", "triton": "MIT"}
+# Read in the licence file: the metadata of pyrage and sigstore-models is silent, and triton is not
+# installed by the session (several hundred MB, of use on a GPU only).
+LOOKED_UP = {"pyrage": "MIT", "sigstore-models": "MIT", "triton": "MIT"}
 
 
 def installed(name: str) -> Distribution | None:
@@ -100,6 +101,8 @@ def fits(expression: str, *, allowed: frozenset[str]) -> bool:
         parsed = licensing.parse(expression, validate=True)
     except ExpressionError:
         return False
+    if parsed is None:  # of nothing
+        return False
     # An exception ("Apache-2.0 WITH LLVM-exception") only adds to what the licence allows.
     values = {
         symbol: licensing.TRUE
@@ -110,26 +113,29 @@ def fits(expression: str, *, allowed: frozenset[str]) -> bool:
     return bool(parsed.subs(values, simplify=True) == licensing.TRUE)
 
 
-def wanted(found: Distribution) -> Iterator[str]:
-    """Iterate over the names that a distribution itself requires on this machine."""
+def wanted(found: Distribution, extras: Iterable[str]) -> Iterator[Requirement]:
+    """Iterate over what a distribution with these extras requires on this machine."""
     for line in found.requires or ():
         requirement = Requirement(line)
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            yield canonicalize_name(requirement.name)
+        if requirement.marker is None or any(
+            requirement.marker.evaluate({"extra": extra}) for extra in ("", *extras)
+        ):
+            yield requirement
 
 
-def closure(names: list[str]) -> set[str]:
-    """Return names and all that they require, as far as it is installed."""
-    seen: set[str] = set()
-    waiting = list(names)
+def closure(lines: Iterable[str]) -> set[str]:
+    """Return the names of requirements and of all that these require, as far as installed."""
+    seen: dict[str, set[str]] = {}
+    waiting = [Requirement(line) for line in lines]
     while waiting:
-        name = waiting.pop()
+        asked = waiting.pop()
+        name = canonicalize_name(asked.name)
         found = installed(name)
-        if name in seen or found is None:
+        if found is None or (name in seen and asked.extras <= seen[name]):
             continue
-        seen.add(name)
-        waiting += wanted(found)
-    return seen
+        seen[name] = seen.get(name, set()) | asked.extras
+        waiting += wanted(found, seen[name])
+    return set(seen)
 
 
 def declared() -> tuple[set[str], set[str]]:
@@ -138,6 +144,11 @@ def declared() -> tuple[set[str], set[str]]:
     asked = [each for package in PACKAGES for each in requirements(project(package))]
     always = {canonicalize_name(each.name) for each, extra in asked if not extra} - ours
     return always, {canonicalize_name(each.name) for each, extra in asked if extra} - always - ours
+
+
+def brought_by_extras(known: set[str]) -> set[str]:
+    """Return what the locked extras install besides the packages that they name."""
+    return closure(locked_extras()) - known
 
 
 def table(names: set[str]) -> list[str]:
@@ -154,6 +165,7 @@ def page() -> str:
     """Return the page of the documentation."""
     always, extras = declared()
     below = closure(sorted(always)) - always
+    signing = brought_by_extras(always | below | extras)
     lines = [
         "# Licences of the dependencies",
         "",
@@ -165,6 +177,7 @@ def page() -> str:
         *("", "## Declared by a package", "", *table(always)),
         *("", "## Installed because of them", "", *table(below)),
         *("", "## Only with an extra", "", *table(extras)),
+        *("", "## Installed because of the extra signing", "", *table(signing)),
     ]
     return "\n".join(lines) + "\n"
 
@@ -174,7 +187,7 @@ def misfits() -> Iterator[str]:
     always, extras = declared()
     needed = closure(sorted(always))
     ordinary = PERMISSIVE | WEAK_COPYLEFT
-    for name in sorted(needed | extras | always):
+    for name in sorted(needed | extras | always | brought_by_extras(needed)):
         found = installed(name)
         allowed = ordinary | EXTRAS_ONLY if name in extras - needed else ordinary
         if found is None and name in LOOKED_UP:
@@ -194,7 +207,7 @@ def main(arguments: list[str]) -> int:
     elif not PAGE.is_file() or PAGE.read_text() != text:
         wrong.append(f"{PAGE.relative_to(ROOT)} is not up to date: run {Path(__file__).name}")
     sys.stdout.write("".join(f"{line}\n" for line in wrong))
-    rows = len(re.findall(r"^\| [a-z0-9]", text, flags=re.MULTILINE)) - 3
+    rows = len(re.findall(r"^\| [a-z0-9]", text, flags=re.MULTILINE)) - text.count("| package |")
     sys.stdout.write(f"{rows} packages, {len(wrong)} problems\n")
     return 1 if wrong else 0
 

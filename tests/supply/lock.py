@@ -2,7 +2,8 @@
 
     python tests/supply/lock.py             needs uv, and the network or an index
 
-requirements-ci.txt        every package of the default sessions and of `audit`, with all its hashes
+requirements-ci.txt        every package of the default sessions and of `audit`, all that signing
+                           takes, and all hashes
 requirements-ci-torch.txt  the CPU build of torch that CI uses; asked of pip's find-links or of
                            the index in MDS_TORCH_INDEX
 
@@ -48,6 +49,8 @@ SESSION_TOOLS = (
     "uvicorn",
 )
 """What noxfile.py installs by name."""
+LOCKED_EXTRAS = {"mds-ckpt": ("signing",)}
+"""Extras that are locked with all that they bring: a signature is worth what its makers are."""
 OF_TORCH = ("filelock", "fsspec", "jinja2", "networkx", "setuptools", "sympy", "typing-extensions")
 """What torch's CPU build requires, since torch itself is left out of the resolution."""
 
@@ -58,7 +61,17 @@ def inputs() -> list[str]:
     for package in PACKAGES:
         settings = tomllib.loads((ROOT / "packages" / package / "pyproject.toml").read_text())
         lines |= {*project(package)["dependencies"], *settings["dependency-groups"]["test"]}
-    return sorted(line for line in lines if not line.startswith("mds-"))
+    return sorted(line for line in {*lines, *locked_extras()} if not line.startswith("mds-"))
+
+
+def locked_extras() -> list[str]:
+    """Return the requirements of LOCKED_EXTRAS."""
+    return [
+        line
+        for package, names in LOCKED_EXTRAS.items()
+        for name in names
+        for line in project(package)["optional-dependencies"][name]
+    ]
 
 
 def resolve(lines: list[str], *options: str, env: dict[str, str]) -> str:
