@@ -251,6 +251,8 @@ def test_the_commands_take_urls(
     assert main(["merge", url_of(path), str(path), "--output", merged]) == 0
     assert main(["erase", url_of(path), "--documents", "1", "--reason", "asked for"]) == 0
     assert "old versions of objects" in capsys.readouterr().err
+    erase = ["erase", url_of(path), "--documents", "2", "--reason", "x", "--search", "."]
+    assert main(erase) == 2
     assert main(["repack", url_of(path), "--layout", "hot", "--output", f"{merged}-hot"]) == 0
     assert len(open_store(f"{merged}-hot")[1]) == 0
     assert main(["erase", url_of(tmp_path / "no"), "--documents", "1", "--reason", "x"]) == 3

@@ -152,6 +152,8 @@ def erase(arguments: argparse.Namespace) -> int:
     """Overwrite documents; 1 if copies of them are left in other files."""
     from mds_data.store.erase import erase_documents
 
+    if isinstance(arguments.store, str) and arguments.search is not None:
+        raise UsageError("--search looks for hard links, and a store at a URL has none.")
     numbers = sorted({number for text in arguments.documents for number in _numbers(text)})
     try:
         report = erase_documents(
