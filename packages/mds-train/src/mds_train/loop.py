@@ -23,6 +23,7 @@ from mds_train.batches import ModelInput
 from mds_train.config import TrainConfig
 from mds_train.config.batch_growth import BatchSizes
 from mds_train.config.length_growth import SequenceLengths
+from mds_train.divergence import SkippedStep, TrainingDivergedError
 from mds_train.evaluation import evaluate
 from mds_train.events import (
     EventReport,
@@ -52,10 +53,6 @@ from mds_train.watch.timing import PhaseTimer
 __all__ = ["TrainResult", "TrainingDivergedError", "train"]
 
 logger = logging.getLogger(__name__)
-
-
-class TrainingDivergedError(ValueError):
-    """Too many steps in a row had gradients that were not finite."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -359,34 +356,14 @@ class _Run:
     def _give_up_if_diverged(self, outcome: StepOutcome, *, first: int) -> None:
         if outcome.update.applied:
             return
-        samples = f"{first} to {self._state.consumed_samples - 1}"
-        update = outcome.update
-        scale = f", loss scale {update.loss_scale:g}" if update.loss_scale != 1.0 else ""
-        why = "" if outcome.cause is None else f" {outcome.cause.sentence()}".rstrip()
-        message = (
-            f"Gradients were not finite: step skipped on all ranks (samples {samples}{scale}).{why}"
-        )
+        skipped = SkippedStep(outcome, self._state, first=first)
         details = {} if outcome.cause is None else outcome.cause.details()
-        self._event("skip", message, first_sample=first, loss_scale=update.loss_scale, **details)
-        if update.exhausted:
+        scale = outcome.update.loss_scale
+        self._event("skip", skipped.message, first_sample=first, loss_scale=scale, **details)
+        reason = skipped.reason_to_give_up(limit=self._config.train.max_skipped_steps)
+        if reason is not None:
             self._saver.finish()
-            raise TrainingDivergedError(
-                f"Step {self._state.iteration} had gradients that were not finite at the smallest "
-                f"loss scale ({update.loss_scale:g}, fp16.min_scale; samples {samples}); lower "
-                f"optimizer.lr, look at these samples, or train in bf16.{why} The checkpoints are "
-                f"untouched."
-            )
-        if update.searching:
-            return
-        in_a_row, limit = self._state.skipped_in_a_row, self._config.train.max_skipped_steps
-        if in_a_row >= limit:
-            self._saver.finish()
-            raise TrainingDivergedError(
-                f"{in_a_row} steps in a row up to step {self._state.iteration} had gradients that "
-                f"were not finite (the last samples were {samples}); lower optimizer.lr, look at "
-                f"these samples, or raise train.max_skipped_steps.{why} The checkpoints are "
-                f"untouched."
-            )
+            raise TrainingDivergedError(reason)
 
     def _due(self, interval: int | None, *, at_end: bool) -> bool:
         if interval is None:
