@@ -4,6 +4,8 @@ Run as ``python plain_engine.py RANKS JOBS.json RENDEZVOUS``; starts its ranks i
 ``stage``, a ``dtype``, how many ``experts`` the model has (and ``ep``, the ranks that share them),
 and folders: ``load`` from, ``save`` to after ``steps``, and ``then`` after one step more. With
 ``universal``, what is loaded is a universal checkpoint; ``again`` is where it is saved at once.
+With ``frozen``, parameters whose names begin so are not trained; ``values`` is a file for all
+parameters as DeepSpeed gathers them at ``save``.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import deepspeed
+import numpy as np
 import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.moe.layer import MoE
@@ -144,7 +147,9 @@ def engine_of(job: Mapping[str, Any], seed: int) -> Any:
     torch.manual_seed(seed)
     options = {"experts": job["experts"], "ep": job.get("ep", 2)}
     net = Model(**options, residual=bool(job.get("residual")))
-    parameters = list(net.parameters())
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad = not name.startswith(tuple(job.get("frozen", ())))
+    parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
     decayed, plain = [p for p in parameters if p.dim() > 1], [p for p in parameters if p.dim() <= 1]
     groups: list[dict[str, Any]] = [
         {"name": "wd", "params": decayed, "weight_decay": 0.1},
@@ -190,6 +195,15 @@ def save(engine: Any, job: Mapping[str, Any], folder: str) -> None:
     engine.save_checkpoint(folder, client_state=state)
 
 
+def keep_values(engine: Any, path: str) -> None:
+    """Every parameter as the ranks hold it together, by the engine's name."""
+    with deepspeed.zero.GatheredParameters(list(engine.module.parameters())):
+        pairs = engine.module.named_parameters()
+        values = {name: parameter.detach().float().numpy() for name, parameter in pairs}
+        if engine.global_rank == 0:
+            np.savez(path, **values)
+
+
 def work(job: Mapping[str, Any], rank: int) -> float:
     # DeepSpeed's stage 3 leaves a linear layer of its own here, for all that the process runs after
     # it; that one rounds otherwise, so a run in stage 1 would depend on what was run before it.
@@ -204,6 +218,8 @@ def work(job: Mapping[str, Any], rank: int) -> float:
     else:
         train(engine, rank, first=0, steps=job["steps"])
         save(engine, job, job["save"])
+        if job.get("values"):
+            keep_values(engine, job["values"])
     loss = train(engine, rank, first=engine.global_steps, steps=1)
     save(engine, job, job["then"])
     engine.destroy()
