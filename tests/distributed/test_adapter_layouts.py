@@ -21,8 +21,13 @@ LAYOUTS = always(
     [
         Layout(2, 2, 2, sequence_parallel=True, recompute="full"),
         Layout(2, 1, 3),
+        Layout(2, 1, 1, pp_size=2, schedule="zb-h1"),
     ],
     [
+        Layout(2, 1, 0, "bf16", pp_size=2),
+        Layout(4, 1, 1, pp_size=2),
+        Layout(4, 2, 1, pp_size=2, schedule="zb-h1", sequence_parallel=True),
+        Layout(2, 1, 0, ulysses_size=2, sequence_sharing="ring"),
         Layout(1, 1, 1),
         Layout(1, 1, 2, "bf16"),
         Layout(1, 1, 3, "bf16"),
@@ -66,7 +71,7 @@ def learning(folder: Path, name: str, layout: Layout) -> TrainConfig:
     config = tiny_config(
         folder / "store",
         folder / f"{name}-student",
-        model={"num_layers": 1, "hidden_size": 48},
+        model={"num_layers": 2, "hidden_size": 48},
         train={"precision": layout.precision, "train_steps": 3},
         parallel=layout.parallel,
         memory=layout.memory,

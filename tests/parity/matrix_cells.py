@@ -51,10 +51,9 @@ def cells_of(layout: str) -> dict[str, Cell]:
             continue
         if sizes.ep_size > 1 and not any(cell.config.experts):
             continue
-        heads = max(cell.config.kv_heads // sizes.tp_size, 1)
         if "ring" in layout:
             cell = replace(cell, execution=replace(cell.execution, sequence_sharing="ring"))
-        elif heads % sizes.ulysses_size:
+        elif cell.config.num_attention_heads // sizes.tp_size < sizes.ulysses_size:
             continue
         if max(sizes.tp_size, cell.config.kv_heads) % min(sizes.tp_size, cell.config.kv_heads) == 0:
             found[name] = replace(cell, steps=1)

@@ -246,12 +246,20 @@ CELLS = {
     "gpt-fp32": Cell(config=GPT2, dtype=torch.float32),
     "llama-gqa-fp32": Cell(config=LLAMA_GQA, dtype=torch.float32),
 }
+UNEVEN = {
+    "gpt-three-heads-dropout": Cell(
+        config=replace(GPT2, num_attention_heads=3, head_dim=8, **DROPPING), steps=1
+    ),
+    "bloom-six-heads": Cell(config=replace(BLOOM, num_attention_heads=6, head_dim=8), steps=1),
+}
+"""Heads that do not divide by the ranks of a sequence."""
 BROKEN = {"broken": Cell(config=LLAMA_GQA, broken="_Copy", steps=1)}
 ULYSSES = {
-    f"ulysses-{name}": replace(CELLS[name], steps=1)
+    f"ulysses-{name}": replace((CELLS | UNEVEN)[name], steps=1)
     for name in (
         *("gpt-dropout", "llama-gqa-sequence-parallel-selective", "qwen3"),
         *("bloom-sequence-parallel-dropout", "llama-yarn"),
+        *("qwen3-one-key-value-head-sequence-parallel", "gpt-three-heads-dropout"),
         *("moe-mixtral", "moe-residual-dropout", "moe-rsample", "lora-gpt-dropout"),
     )
 }
@@ -294,9 +302,10 @@ EP_TP2 = {
 EP_ULYSSES = {"ep-ulysses-moe-mixtral": replace(CELLS["moe-mixtral"], steps=1)}
 UNSUMMED = {"ulysses-unsummed": Cell(config=GPT2, steps=1, summed=False)}
 ULYSSES_TP2 = {
-    f"ulysses-tp2-{name}": replace(CELLS[name], steps=1)
+    f"ulysses-tp2-{name}": replace((CELLS | UNEVEN)[name], steps=1)
     for name in (
-        *("gpt-sequence-parallel-dropout-full", "llama-gqa", "bloom"),
+        *("gpt-sequence-parallel-dropout-full", "llama-gqa", "bloom-six-heads", "qwen3"),
+        "gpt-one-key-value-head-dropout",
         "lora-llama-gqa-sequence-parallel-modules",
     )
 }
@@ -357,12 +366,15 @@ def build(cell: Cell, groups: ProcessGroups) -> GPT | Bert | T5:
     return model
 
 
-@torch.no_grad()
 def adapt(model: GPT, config: AdapterConfig) -> None:
-    """Adapters that change something: beside a B of zeros A would have no gradient."""
     add_adapters(model, config)
-    shards = model.parameter_shards()
-    for name, parameter in model.named_parameters():
+    give_adapters_effect(model.parameter_shards(), dict(model.named_parameters()))
+
+
+@torch.no_grad()
+def give_adapters_effect(shards, parameters) -> None:
+    """Beside a B of zeros A would have no gradient."""
+    for name, parameter in parameters.items():
         if name.endswith("linear_out.weight"):
             shape = shards[name].global_shape
             values = normal(3, name, global_shape=shape, std=0.3, dtype=parameter.dtype)

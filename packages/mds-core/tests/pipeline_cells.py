@@ -18,6 +18,7 @@ from core_cells import (
     AdamW,
     Cell,
     Trace,
+    give_adapters_effect,
     sum_gradients,
     whole,
 )
@@ -25,7 +26,9 @@ from torch.distributed.pipelining import PipelineStage
 from torch.utils.flop_counter import FlopCounterMode
 
 from mds_core.bert_config import BertConfig
-from mds_core.config import Execution
+from mds_core.config import Execution, GPTConfig
+from mds_core.config.adapters import AdapterConfig
+from mds_core.config.distillation import Distillation
 from mds_core.groups import Layout, ProcessGroups
 from mds_core.partition import stages_of
 from mds_core.pipeline import SCHEDULES, Pipeline
@@ -45,6 +48,8 @@ class PipelineCell:
     lengths: tuple[int, ...] = (LENGTH, LENGTH, LENGTH)
     """Sequence length of each step."""
     grad_dtype: torch.dtype | None = None
+    taught: bool = False
+    """Learn from a teacher, too."""
     broken: bool = False
     """Leave out the sum of a tied table's gradients over its stages."""
 
@@ -91,7 +96,34 @@ FAMILIES = {
         cell=Cell(config=DEEP_T5), schedule="interleaved-1f1b", sizes=(2, 1, 1, 1), lengths=ONCE
     ),
 }
-CELLS |= FAMILIES
+ADAPTERS = AdapterConfig(rank=2, alpha=5.0, dropout=0.1)
+LORA = {
+    f"lora-{schedule}": PipelineCell(
+        cell=Cell(config=DEEP, adapters=ADAPTERS), schedule=schedule, lengths=ONCE
+    )
+    for schedule in SCHEDULES
+}
+LORA["lora-zb-h1"] = PipelineCell(
+    cell=Cell(
+        config=DEEP_LLAMA,
+        execution=Execution(recompute="full"),
+        adapters=replace(ADAPTERS, targets=("linear_proj", "linear_fc1")),
+    ),
+    schedule="zb-h1",
+)
+"""The parameters rest; what their stages compute for them in the weight pass is nothing."""
+TEACHER = replace(GPT2, num_layers=5, hidden_size=24, num_attention_heads=2)
+DISTILLATION = Distillation(alpha=0.7, beta=2.0, temperature=1.5)
+TAUGHT = {
+    "taught-zb-h1": PipelineCell(cell=Cell(config=DEEP), schedule="zb-h1", taught=True),
+    "taught-experts-zb-v": PipelineCell(
+        cell=Cell(config=replace(MIXTRAL, vocab_size=96, num_layers=4)),
+        schedule="zb-v",
+        lengths=ONCE,
+        taught=True,
+    ),
+}
+CELLS |= FAMILIES | LORA | TAUGHT
 PP4 = {
     "pp4-t5": PipelineCell(cell=Cell(config=DEEP_T5), sizes=(2, 1, 1, 1), lengths=ONCE),
     "pp4-t5-zb-v": PipelineCell(
@@ -124,6 +156,14 @@ TP2 = {
         lengths=(LENGTH,),
     ),
 }
+TP2["tp2-taught-1f1b"] = PipelineCell(
+    cell=Cell(config=DEEP, execution=Execution(sequence_parallel=True)), lengths=ONCE, taught=True
+)
+TP2["tp2-lora-zb-v"] = PipelineCell(
+    cell=Cell(config=DEEP, execution=Execution(sequence_parallel=True), adapters=ADAPTERS),
+    schedule="zb-v",
+    lengths=ONCE,
+)
 ULYSSES = {
     "ring2-1f1b": PipelineCell(
         cell=Cell(
@@ -202,7 +242,31 @@ def build_pipeline(pipeline_cell: PipelineCell, layout: Layout) -> Pipeline:
         dtype=cell.dtype,
         execution=cell.execution,
         grad_dtype=pipeline_cell.grad_dtype,
+        adapters=cell.adapters,
     )
+
+
+def with_teacher(pipeline: Pipeline, pipeline_cell: PipelineCell) -> None:
+    """Give it a teacher of another shape on the same stages."""
+    config = teacher_of(pipeline_cell.cell.config)
+    cell = Cell(config=config, execution=pipeline_cell.cell.execution)
+    like = replace(pipeline_cell, cell=cell, sizes=None)
+    teacher = build_pipeline(like, pipeline.groups.layout)
+    enlarge(teacher.canonical_parameters())
+    pipeline.set_teacher(teacher, DISTILLATION)
+
+
+def teacher_of(config: GPTConfig) -> GPTConfig:
+    """A teacher's shape with a student's vocabulary and padding."""
+    return replace(TEACHER, make_vocab_size_divisible_by=config.make_vocab_size_divisible_by)
+
+
+@torch.no_grad()
+def enlarge(parameters: dict[str, torch.nn.Parameter], *, factor: float = 5.0) -> None:
+    """Start from larger matrices than usual, adapters excepted, as `core_cells.build` does."""
+    for name, parameter in parameters.items():
+        if ".adapter." not in name and parameter.dim() > 1:
+            parameter.mul_(factor)
 
 
 def train_pipeline(pipeline_cell: PipelineCell, layout: Layout) -> dict:
@@ -212,9 +276,12 @@ def train_pipeline(pipeline_cell: PipelineCell, layout: Layout) -> dict:
     if pipeline_cell.broken:
         pipeline._shared.sum_gradients = lambda: None
     parameters = pipeline.canonical_parameters()
-    with torch.no_grad():
-        for parameter in parameters.values():
-            parameter.mul_(cell.std_factor if parameter.dim() > 1 else 1.0)
+    enlarge(parameters, factor=cell.std_factor)
+    if pipeline_cell.taught:
+        with_teacher(pipeline, pipeline_cell)
+    if cell.adapters is not None:
+        give_adapters_effect(pipeline.parameter_shards(), parameters)
+        parameters = {name: each for name, each in parameters.items() if each.requires_grad}
     optimizer = AdamW(parameters.values())
     trace = Trace(losses=[], gradients=[], parameters=[])
     for step, length in enumerate(pipeline_cell.lengths):

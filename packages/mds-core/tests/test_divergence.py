@@ -8,7 +8,8 @@ from core_cells import GPT2, LLAMA_GQA, batch
 from distillation_reports import TEACHER, distil
 from torch.nn import functional as F
 
-from mds_core.groups import ProcessGroups
+from mds_core.config import Execution
+from mds_core.groups import Layout, ProcessGroups
 from mds_core.layers.divergence import Prediction, linear_divergence
 from mds_core.models import GPT, Distillation, DistilledGPT
 
@@ -105,3 +106,13 @@ def test_another_vocabulary_is_refused() -> None:
         Distillation(temperature=0.0)
     with pytest.raises(ValueError, match="beta is -1"):
         Distillation(beta=-1.0)
+
+
+def test_a_teacher_whose_ranks_hold_other_positions_is_refused() -> None:
+    shared = ProcessGroups(layout=Layout(ulysses_size=2), rank=0)
+    ring = Execution(sequence_sharing="ring")
+    student = DistilledGPT(GPT2, shared, device="meta", execution=ring)
+
+    with pytest.raises(ValueError, match="each rank must hold the same positions of both"):
+        student.set_teacher(GPT(GPT2, shared, device="meta"), Distillation())
+    student.set_teacher(GPT(GPT2, shared, device="meta", execution=ring), Distillation())

@@ -19,6 +19,7 @@ from core_cells import (
     TP4,
     ULYSSES,
     ULYSSES_TP2,
+    UNEVEN,
     Cell,
     Trace,
     batch,
@@ -33,7 +34,7 @@ from mds_kernels.testing import TOLERANCES, relative_error
 
 @pytest.fixture(scope="module")
 def one_process() -> dict[str, Trace]:
-    plain = {name: replace(cell, execution=Execution()) for name, cell in CELLS.items()}
+    plain = {name: replace(cell, execution=Execution()) for name, cell in (CELLS | UNEVEN).items()}
     return train_all(plain, Layout())
 
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from core_cells import GPT2, AdamW, Trace, build, whole
+from core_cells import GPT2, AdamW, Cell, Trace, build, trained, whole
 from pipeline_cells import (
     CELLS,
+    DISTILLATION,
     HALF,
     PP4,
     SUMS,
@@ -16,13 +17,15 @@ from pipeline_cells import (
     ULYSSES,
     PipelineCell,
     big_batch,
+    enlarge,
     joined,
     mean_loss,
+    teacher_of,
 )
 
 from mds_core.config import Execution
 from mds_core.groups import Layout, ProcessGroups
-from mds_core.models import GPT
+from mds_core.models import GPT, DistilledGPT
 from mds_core.models.context import document_numbers
 from mds_core.pipeline import SCHEDULES, Pipeline
 from mds_core.rng import DropoutKey
@@ -33,23 +36,38 @@ def one_process(pipeline_cell: PipelineCell) -> tuple[Trace, float, torch.Tensor
     """The same batches in one piece; of the last the loss and losses with final parameters."""
     cell = replace(pipeline_cell.cell, execution=Execution())
     model = build(cell, ProcessGroups.single())
-    optimizer = AdamW(model.parameters())
+    if pipeline_cell.taught:
+        model = student(cell)
+    parameters = trained(model)
+    optimizer = AdamW(parameters.values())
     trace = Trace(losses=[], gradients=[], parameters=[])
     for step, length in enumerate(pipeline_cell.lengths):
         batch = big_batch(cell.config, step, length)
         key = DropoutKey(seed=7, samples=batch.pop("samples"))
         count = batch["loss_mask"].sum()
-        loss = mean_loss(model(**batch, dropout_key=key), count)
+        found = model(**batch, dropout_key=key)
+        loss = mean_loss(found, count)
         model.zero_grad()
-        loss.backward()
+        apart = getattr(found, "divergence_sum", 0.0) / count
+        (loss + apart).backward()
         trace.losses.append(loss.item())
         trace.gradients.append(
-            whole(model, {name: p.grad.clone() for name, p in model.named_parameters()})
+            whole(model, {name: p.grad.clone() for name, p in parameters.items()})
         )
         optimizer.step()
-        trace.parameters.append(whole(model, dict(model.named_parameters())))
+        trace.parameters.append(whole(model, parameters))
     evaluated = model.eval()(**batch)
     return trace, mean_loss(evaluated, count).item(), evaluated.losses
+
+
+def student(cell: Cell) -> DistilledGPT:
+    """The model of a cell beside the teacher of the pipelines."""
+    model = DistilledGPT(cell.config, ProcessGroups.single(), seed=7, dtype=cell.dtype)
+    teacher = GPT(teacher_of(cell.config), ProcessGroups.single(), seed=7, dtype=cell.dtype)
+    for each in (model, teacher):
+        enlarge(dict(each.named_parameters()), factor=cell.std_factor)
+    model.set_teacher(teacher, DISTILLATION)
+    return model
 
 
 def check(pipeline_cell: PipelineCell, ranks: list[dict]) -> None:

@@ -116,7 +116,5 @@ def test_what_cannot_be_compared_is_refused(folder: Path) -> None:
 
     with pytest.raises(ValueError, match="the teacher has 100 words"):
         run_here(other)
-    with pytest.raises(ValueError, match=r"parallel\.pp_size > 1"):
-        replace(config, parallel=replace(config.parallel, pp_size=2))
     with pytest.raises(ValueError, match=r"\[distill\]: the temperature is 0"):
         DistillConfig(temperature=0.0)

@@ -15,7 +15,7 @@ from mds_train.config import TrainConfig
 from mds_train.errors import InputError
 from mds_train.exchange import attempt_on_all
 from mds_train.generate.model import as_torch
-from mds_train.model_building import Model
+from mds_train.model_building import Model, parameters_of
 from mds_train.model_source import folder_to_load, open_model
 from mds_train.saving.sealing import key_for
 
@@ -31,18 +31,18 @@ def fill_frozen(model: Model | Pipeline, config: TrainConfig, groups: ProcessGro
         InputError: The checkpoint holds another model.
     """
     path = config.checkpoint.load
-    if not config.lora.rank or path is None or not isinstance(model, GPT):
+    if not config.lora.rank or path is None or not isinstance(model, (GPT, Pipeline)):
         return
     chosen = attempt_on_all(lambda: folder_to_load(path) if groups.rank == 0 else None)
     attempt_on_all(lambda: _fill(model, chosen[0], config))
 
 
 @torch.no_grad()
-def _fill(model: GPT, folder: Path | None, config: TrainConfig) -> None:
+def _fill(model: GPT | Pipeline, folder: Path | None, config: TrainConfig) -> None:
     assert folder is not None
     checkpoint = open_model(folder, key=key_for(folder, config.checkpoint))
     shards = model.parameter_shards()
-    for name, parameter in model.named_parameters():
+    for name, parameter in parameters_of(model).items():
         if parameter.requires_grad:
             continue
         stored, shape = checkpoint.tensors.get(name), shards[name].global_shape

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 import torch
+from torch import nn
 
 from mds_core.config import Execution
 from mds_core.groups import ProcessGroups
@@ -24,6 +25,7 @@ __all__ = [
     "execution_of",
     "global_shapes",
     "parameter_dtype",
+    "parameters_of",
     "stages",
     "trained_shards",
 ]
@@ -84,13 +86,18 @@ def build_undivided(
     return model
 
 
+def parameters_of(model: Model | Pipeline) -> dict[str, nn.Parameter]:
+    """This rank's parameters by canonical name, whether they are trained or rest."""
+    if isinstance(model, Pipeline):
+        return model.canonical_parameters()
+    return dict(model.named_parameters())
+
+
 def trained_shards(model: Model | Pipeline) -> dict[str, ParameterShard]:
     """What this rank holds of each parameter that is trained; beside adapters all others rest."""
-    shards = dict(model.parameter_shards())
-    if isinstance(model, Pipeline):
-        return shards
-    trained = {name for name, each in model.named_parameters() if each.requires_grad}
-    return {name: shard for name, shard in shards.items() if name in trained}
+    parameters = parameters_of(model)
+    shards = model.parameter_shards()
+    return {name: shard for name, shard in shards.items() if parameters[name].requires_grad}
 
 
 def _build_pipeline(
@@ -116,6 +123,7 @@ def _build_pipeline(
         dtype=parameter_dtype(config),
         device=device,
         execution=execution_of(config),
+        adapters=config.lora.adapters,
     )
 
 

@@ -133,7 +133,7 @@ def test_zero_runs_at_every_stage_and_its_conflict_with_a_pipeline_says_what_to_
         ({"parallel": {"tp_size": 3}}, "does not divide model.num_attention_heads 4"),
         (
             {"parallel": {"tp_size": 2, "ulysses_size": 4}},
-            "parallel.ulysses_size 4 does not divide the 2 key/value heads",
+            "leaves 2 on each of 2 tensor-parallel ranks, fewer than ulysses_size",
         ),
         (
             {"parallel": {"ulysses_size": 2}, "data": {"seq_length": 15}},

@@ -177,7 +177,6 @@ def test_what_was_tuned_can_be_tuned_again(folder: Path, tmp_path: Path) -> None
     [
         ({"checkpoint": {"load": None, "load_weights_only": False}}, "needs checkpoint.load"),
         ({"checkpoint": {"load_weights_only": False}}, "takes weights alone"),
-        ({"parallel": {"pp_size": 2, "zero_stage": 1}}, "parallel.pp_size > 1"),
         ({"train": {"run_dir": "base"}}, "a folder of its own"),
     ],
 )

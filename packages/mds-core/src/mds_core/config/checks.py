@@ -138,11 +138,12 @@ def check_expert_parallel(config: Shape, ep_size: int, *, tp_size: int = 1) -> N
 
 
 def check_ulysses(config: Shape, ulysses_size: int, *, tp_size: int = 1) -> None:
-    """Raise ValueError unless a tensor-parallel rank's heads divide by ``ulysses_size``."""
-    heads = max(config.kv_heads // tp_size, 1)
-    if heads % ulysses_size:
+    """Raise ValueError if a tensor-parallel rank has fewer heads than ``ulysses_size``."""
+    heads = config.num_attention_heads // tp_size
+    if heads < ulysses_size:
         raise ValueError(
-            f"num_key_value_heads ({config.kv_heads}) leaves {heads} on each of {tp_size} "
-            f"tensor-parallel ranks, not a multiple of ulysses_size ({ulysses_size}); each "
-            f"rank attends with an equal share. Change one of the three."
+            f"num_attention_heads ({config.num_attention_heads}) leaves {heads} on each of "
+            f"{tp_size} tensor-parallel ranks, fewer than ulysses_size ({ulysses_size}); each "
+            f"rank attends with some of them. Change one of the three, or choose sequence_sharing "
+            f'"ring".'
         )

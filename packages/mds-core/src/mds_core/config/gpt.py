@@ -83,7 +83,7 @@ class GPTConfig(Shape):
         checks.check_expert_parallel(self, ep_size, tp_size=tp_size)
 
     def check_ulysses(self, ulysses_size: int, *, tp_size: int = 1) -> None:
-        """Raise ValueError unless a tensor-parallel rank's heads divide by ``ulysses_size``."""
+        """Raise ValueError if a tensor-parallel rank has fewer heads than ``ulysses_size``."""
         checks.check_ulysses(self, ulysses_size, tp_size=tp_size)
 
     def num_params(self) -> int:

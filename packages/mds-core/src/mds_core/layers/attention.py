@@ -21,6 +21,7 @@ from mds_core.groups import group_rank, group_size
 from mds_core.init import scaled_std
 from mds_core.layers.cache import KVCache, SlotRows
 from mds_core.layers.few_heads import query_key_value_rows, sharers, whole_heads
+from mds_core.layers.head_shares import HeadShares
 from mds_core.layers.linear import ColumnParallelLinear, RowParallelLinear
 from mds_core.layers.lora import AdapterDropout
 from mds_core.layers.norm import Norm
@@ -269,8 +270,8 @@ class SelfAttention(nn.Module):
         layer: Global number of the layer, which keys its dropout and its place in a cache.
         tp: Ranks that share the heads; None for one.
         ulysses: Ranks that share each sequence; None for one. Outside attention each holds its
-            positions of all heads, inside all positions of its heads (DeepSpeed-Ulysses); as a ring
-            each keeps its positions, and keys and values go round.
+            positions of all heads, inside all positions of its share of the heads
+            (DeepSpeed-Ulysses); as a ring each keeps its positions, and keys and values go round.
         execution: How to compute; with sequence parallelism inputs and outputs hold this rank's
             positions only.
         dtype: Of the parameters.
@@ -295,16 +296,17 @@ class SelfAttention(nn.Module):
         ulysses = ulysses if ring is None else None
         self.ulysses = ulysses
         self.tp, self.sharers = tp, sharers(config, tp)
-        self.kv_heads = max(config.kv_heads // group_size(tp), 1) // group_size(ulysses)
-        self.channels = config.channels
-        heads = config.num_attention_heads // group_size(tp) // group_size(ulysses)
-        self.queries_per_group = heads // self.kv_heads
-        share = group_rank(tp) * group_size(ulysses) + group_rank(ulysses)
+        self.shares = HeadShares.of(
+            config, tp_size=group_size(tp), ulysses_size=group_size(ulysses)
+        )
+        heads = self.shares.heads
+        first = config.num_attention_heads // group_size(tp) * group_rank(tp)
+        first += heads * group_rank(ulysses)
         self.core = AttentionCore(
             config,
             layer=layer,
             site="attention",
-            heads=range(share * heads, (share + 1) * heads),
+            heads=range(first, first + heads),
             execution=execution,
             ring=ring,
         )
@@ -329,21 +331,10 @@ class SelfAttention(nn.Module):
             dtype=dtype,
             device=device,
         )
-        self.q_layernorm = self.k_layernorm = None
-        if config.qk_norm:
-            # Each rank normalises its own heads with the one weight, so its gradients are partial.
-            self.q_layernorm, self.k_layernorm = (
-                Norm(
-                    config.channels,
-                    kind=config.normalization,
-                    epsilon=config.norm_epsilon,
-                    zero_centered=config.zero_centered_norm,
-                    partial_over=tp,
-                    dtype=dtype,
-                    device=device,
-                )
-                for _ in range(2)
-            )
+        self.q_layernorm, self.k_layernorm = (
+            _head_norm(config, tp=tp, dtype=dtype, device=device) if config.qk_norm else None
+            for _ in range(2)
+        )
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """Map [b, s, h] to [b, s, h]."""
@@ -354,6 +345,7 @@ class SelfAttention(nn.Module):
 
         A sequence that ranks share is whole only between the two exchanges.
         """
+        qkv = self.shares.dealt(self._whole(qkv))
         qkv = exchange(qkv, group=self.ulysses, split=2, join=1)
         query, key, value = self._heads(qkv)
         if context.rotation is not None:
@@ -362,19 +354,42 @@ class SelfAttention(nn.Module):
             key, value = context.cache.append(self.layer, key, value)
         joined = self.core(query, key, value, context, mask=context.mask)
         own = exchange(joined, group=self.ulysses, split=1, join=2)
-        return self.linear_proj(own, context.adapters)  # type: ignore[no-any-return]
+        return self.linear_proj(self.shares.kept(own), context.adapters)  # type: ignore[no-any-return]
+
+    def _whole(self, qkv: Tensor) -> Tensor:
+        """Join the parts of a key/value head that this rank shares with others."""
+        if self.tp is None or self.sharers == 1:
+            return qkv
+        own = self.shares.per_group * self.shares.channels
+        pair = whole_heads(qkv[..., own:], tp=self.tp, ranks=self.sharers)
+        return torch.cat([qkv[..., :own], pair], dim=-1)
 
     def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Take [b, s, g (n / g + 2) d] apart into [b, n, s, d] and twice [b, g, s, d]."""
-        per_group = self.queries_per_group
-        if self.tp is not None and self.sharers > 1:
-            own = per_group * self.channels
-            pair = whole_heads(qkv[..., own:], tp=self.tp, ranks=self.sharers)
-            qkv = torch.cat([qkv[..., :own], pair], dim=-1)
-        grouped = qkv.view(*qkv.shape[:2], self.kv_heads, per_group + 2, self.channels)
+        shares, per_group = self.shares, self.shares.queries_per_group
+        grouped = qkv.view(*qkv.shape[:2], shares.kv_heads, per_group + 2, shares.channels)
         # One split, so that the backward pass writes the three gradients into one tensor at once.
         parts = torch.split(grouped, [per_group, 1, 1], dim=3)
         query, key, value = (part.flatten(2, 3).transpose(1, 2) for part in parts)
         if self.q_layernorm is not None and self.k_layernorm is not None:
             query, key = self.q_layernorm(query), self.k_layernorm(key)
         return query, key, value
+
+
+def _head_norm(
+    config: GPTConfig,
+    *,
+    tp: ProcessGroup | None,
+    dtype: torch.dtype,
+    device: torch.device | str | None,
+) -> Norm:
+    """Of the queries or the keys; each rank normalises its heads, so its gradient is partial."""
+    return Norm(
+        config.channels,
+        kind=config.normalization,
+        epsilon=config.norm_epsilon,
+        zero_centered=config.zero_centered_norm,
+        partial_over=tp,
+        dtype=dtype,
+        device=device,
+    )

@@ -14,6 +14,7 @@ from mds_core.config import Execution, GPTConfig
 from mds_core.layers.alibi import alibi_mask, alibi_slopes
 from mds_core.layers.attention import Context, attention_mask
 from mds_core.layers.cache import KVCache, SlotRows
+from mds_core.layers.head_shares import HeadShares
 from mds_core.layers.lora import AdapterDropout
 from mds_core.layers.rope import Rotation, rotation
 from mds_core.layers.tiles import Tiles, Visibility
@@ -114,9 +115,11 @@ class ContextMaker(NamedTuple):
         groups, heads = self.share.groups, self.config.num_attention_heads
         ring = self.execution.sequence_sharing == "ring"  # then each rank has all heads
         size, place = (1, 0) if ring else (groups.ulysses_size, groups.ulysses_rank)
-        share = heads // groups.tp_size // size
-        first = (groups.tp_rank * size + place) * share
-        return alibi_slopes(heads)[first : first + share]
+        shares = HeadShares.of(self.config, tp_size=groups.tp_size, ulysses_size=size)
+        own = heads // groups.tp_size
+        slopes = alibi_slopes(heads)[groups.tp_rank * own : (groups.tp_rank + 1) * own]
+        slopes += (0.0,) * (shares.heads * size - own)  # of empty heads
+        return slopes[place * shares.heads : (place + 1) * shares.heads]
 
 
 def numbered(

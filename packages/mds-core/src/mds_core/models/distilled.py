@@ -22,7 +22,14 @@ from mds_core.models.gpt import GPT
 from mds_core.models.losses import GPTLoss
 from mds_core.rng import DropoutKey
 
-__all__ = ["Distillation", "DistilledGPT", "DistilledLoss"]
+__all__ = [
+    "Distillation",
+    "DistilledGPT",
+    "DistilledLoss",
+    "Lesson",
+    "check_teachable",
+    "divergence",
+]
 
 
 class DistilledLoss(NamedTuple):
@@ -59,15 +66,9 @@ class DistilledGPT(GPT):
         """Learn from this teacher from now on.
 
         Raises:
-            ValueError: It has another vocabulary, or another padding of it.
+            ValueError: It has another vocabulary or padding of it, or ranks hold other positions.
         """
-        rows = [each.config.padded_vocab_size(each.groups.tp_size) for each in (self, teacher)]
-        sizes = [self.config.vocab_size, teacher.config.vocab_size]
-        if sizes[0] != sizes[1] or rows[0] != rows[1]:
-            raise ValueError(
-                f"the teacher has {sizes[1]} words in {rows[1]} rows and the student {sizes[0]} in "
-                f"{rows[0]}; they must be the same to be compared."
-            )
+        check_teachable(self, teacher)
         teacher.requires_grad_(requires_grad=False)
         # In a tuple: as a submodule it would be trained, saved and counted.
         self._teacher = (teacher.eval(), distillation)
@@ -102,27 +103,66 @@ class DistilledGPT(GPT):
         with torch.no_grad():
             known = teacher.forward_stage(tokens, position_ids=position_ids, documents=documents)
         plain = self.loss(hidden, labels, loss_mask, routing_cost=cost)
-        divergence_sum, divergences = self._divergence(hidden, known, loss_mask)
+        divergence_sum, divergences = divergence(
+            Lesson(self, hidden), Lesson(teacher, known), distillation, loss_mask=loss_mask
+        )
         alpha, beta = distillation.alpha, distillation.beta
         return DistilledLoss(
             alpha * plain.loss_sum, alpha * plain.losses, beta * divergence_sum, beta * divergences
         )
 
-    def _divergence(
-        self, hidden: Tensor, known: Tensor, loss_mask: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Sum over the counted tokens, and [b, s] of all, on every rank of a sequence."""
-        assert self._teacher is not None
-        teacher, distillation = self._teacher
-        head = self._head()
-        found = linear_divergence(
-            Prediction(self._whole(hidden).flatten(0, 1), head.weight),
-            Prediction(teacher._whole(known).flatten(0, 1), teacher._head().weight),
-            temperature=distillation.temperature,
-            loss_weights=None if loss_mask is None else self.share.own(loss_mask).flatten(),
-            vocab_start=head.start,
-            vocab_size=self.config.vocab_size,
-            group=self.groups.tp,
+
+class Lesson(NamedTuple):
+    """What a model, or its last stage, makes of a micro batch."""
+
+    model: GPT
+    hidden: Tensor
+    """[b, s, h] behind its last layer."""
+
+
+def divergence(
+    student: Lesson, teacher: Lesson, distillation: Distillation, *, loss_mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Compare predictions: the sum over the counted tokens and [b, s] of all, without `beta`.
+
+    Every rank of a sequence gets the whole.
+
+    Args:
+        student: Whose hidden states get a gradient.
+        teacher: Of the same vocabulary, padding and groups.
+        distillation: Its temperature counts.
+        loss_mask: [b, s] weight of each token; ones if None.
+    """
+    model, head = student.model, student.model._head()
+    found = linear_divergence(
+        Prediction(model._whole(student.hidden).flatten(0, 1), head.weight),
+        Prediction(
+            teacher.model._whole(teacher.hidden).flatten(0, 1), teacher.model._head().weight
+        ),
+        temperature=distillation.temperature,
+        loss_weights=None if loss_mask is None else model.share.own(loss_mask).flatten(),
+        vocab_start=head.start,
+        vocab_size=model.config.vocab_size,
+        group=model.groups.tp,
+    )
+    losses = model.share.joined(found.losses.view(len(student.hidden), -1))
+    return reduce(found.loss_sum, group=model.groups.ulysses), losses
+
+
+def check_teachable(student: GPT, teacher: GPT) -> None:
+    """Raise ValueError if the predictions of two models, or of their stages, cannot be compared."""
+    models = student, teacher
+    rows = [each.config.padded_vocab_size(each.groups.tp_size) for each in models]
+    sizes = [each.config.vocab_size for each in models]
+    if sizes[0] != sizes[1] or rows[0] != rows[1]:
+        raise ValueError(
+            f"the teacher has {sizes[1]} words in {rows[1]} rows and the student {sizes[0]} in "
+            f"{rows[0]}; they must be the same to be compared."
         )
-        losses = self.share.joined(found.losses.view(len(hidden), -1))
-        return reduce(found.loss_sum, group=self.groups.ulysses), losses
+    sharing = [(each.sequence_parallel, each.execution.sequence_sharing) for each in models]
+    if sharing[0] != sharing[1] and student.sequence_shares * teacher.sequence_shares > 1:
+        raise ValueError(
+            f"the teacher's ranks share a sequence by sequence_parallel {sharing[1][0]} and "
+            f"{sharing[1][1]}, the student's by {sharing[0][0]} and {sharing[0][1]}; each rank "
+            f"must hold the same positions of both."
+        )

@@ -57,6 +57,8 @@ class StageLoss(NamedTuple):
     """Scalars, the sum of each term of the loss, differentiable."""
     losses: Tensor
     """[b, s] losses of the tokens, detached."""
+    divergences: Tensor | None = None
+    """[b, s] of the tokens from a teacher's predictions, detached."""
 
 
 class Part(nn.Module):
@@ -98,6 +100,7 @@ class Part(nn.Module):
         self.scales = tuple(scales)
         self.sums: list[Tensor] = []
         self.losses: list[Tensor] = []
+        self.divergences: list[Tensor] = []
 
     def forward(self, x: Tensor, *, samples: Tensor | None = None, **batch: Tensor) -> Tensor:
         """Map what the stage before gives to what the next one gets, or to the scaled loss."""
@@ -107,7 +110,7 @@ class Part(nn.Module):
             return self._finish(hidden, batch, cost)
         if cost is None:
             return hidden
-        self.sums.append(cost.detach()[None])
+        self.sums.append(torch.stack([cost.detach(), *cost.new_zeros(len(self.scales) - 1)]))
         # The next stage sends a gradient for the hidden states only.
         return with_loss(hidden, cost * self.scales[0])
 
@@ -116,6 +119,8 @@ class Part(nn.Module):
         sums = found.sums if cost is None else (found.sums[0] + cost, *found.sums[1:])
         self.sums.append(torch.stack([each.detach() for each in sums]))
         self.losses.append(found.losses)
+        if found.divergences is not None:
+            self.divergences.append(found.divergences)
         scaled = [each * scale for each, scale in zip(sums, self.scales, strict=True)]
         return torch.stack(scaled).sum()
 
@@ -142,10 +147,9 @@ class Part(nn.Module):
     def prepared(cls, tokens: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Complete and check what every stage gets of a batch beside its input."""
 
-    @classmethod
-    def terms(cls, config: Any, batch: Inputs) -> int:
+    def terms(self, batch: Inputs) -> int:
         """Number of terms of the loss."""
-        del config, batch
+        del batch
         return 1
 
     @abstractmethod

@@ -6,28 +6,32 @@ tensor-parallel size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
 
 from mds_core.config import Execution, GPTConfig
+from mds_core.config.adapters import AdapterConfig
+from mds_core.config.distillation import Distillation
 from mds_core.groups import ProcessGroups
+from mds_core.models.adapters import add_adapters
+from mds_core.models.distilled import check_teachable
 from mds_core.models.gpt import GPT
 from mds_core.partition import Stage, balance
 from mds_core.pipeline.kinds import part_of
+from mds_core.pipeline.kinds.gpt import GPTPart
+from mds_core.pipeline.lessons import Lessons
 from mds_core.pipeline.part import Part, given
-from mds_core.pipeline.relay import MicroBatch, relay
 from mds_core.pipeline.schedule import schedule_named
 from mds_core.pipeline.shared import SharedParameters
+from mds_core.pipeline.stage_runs import StageRuns
 from mds_core.sharding import ParameterShard
 
 __all__ = ["Pipeline", "PipelineLoss"]
-
-_SHAPES_KEPT = 4
 
 
 class PipelineLoss(NamedTuple):
@@ -39,6 +43,8 @@ class PipelineLoss(NamedTuple):
     """[m b, s] losses of the tokens on the rank of the last stage; None elsewhere."""
     binary_sum: Tensor | None = None
     """Scalar, of a BERT with binary labels the sum of their losses; equal on all ranks."""
+    divergences: Tensor | None = None
+    """[m b, s] of the tokens from a teacher, with their weight, where ``losses`` are; else None."""
 
 
 class Pipeline(nn.Module):
@@ -59,6 +65,7 @@ class Pipeline(nn.Module):
         execution: How to compute.
         grad_dtype: In which gradients are summed over the micro batches; that of the parameters if
             None. With bfloat16 parameters float32 keeps what their own dtype would round away.
+        adapters: What is trained in place of a GPT's own parameters; these if None.
     """
 
     def __init__(
@@ -75,6 +82,7 @@ class Pipeline(nn.Module):
         device: torch.device | str | None = None,
         execution: Execution | None = None,
         grad_dtype: torch.dtype | None = None,
+        adapters: AdapterConfig | None = None,
     ) -> None:
         super().__init__()
         self.config, self.groups, self.seed, self.dtype = config, groups, seed, dtype
@@ -83,7 +91,7 @@ class Pipeline(nn.Module):
             raise ValueError(
                 "a pipeline needs pp_size of at least 2; with 1 build the model itself."
             )
-        self._pp, self._kind = groups.pp, part_of(config)
+        self._kind = part_of(config)
         self.schedule.check_micro_batches(micro_batches, pp_size=groups.pp_size)
         per_rank = self.schedule.stages_per_rank(chunks)
         self.partition = _checked(stages, config, count=per_rank * groups.pp_size)
@@ -103,6 +111,8 @@ class Pipeline(nn.Module):
             for index in own
         ]
         self.models = nn.ModuleList(part.model for part in self._parts)
+        if adapters is not None:
+            _adapt(self.models, adapters)
         self._shared = SharedParameters(
             {part.stage.index: part.model for part in self._parts},
             stages=self._kind.shared(config, self.partition),
@@ -112,7 +122,49 @@ class Pipeline(nn.Module):
         if grad_dtype is not None:
             for parameter in self.models.parameters():
                 parameter.grad_dtype = grad_dtype
-        self._runs: dict[tuple[int, ...], Any] = {}
+        self._runs = StageRuns(
+            parts=self._parts,
+            kind=self._kind,
+            schedule=self.schedule,
+            partition=self.partition,
+            owners=self._owners,
+            group=groups.pp,
+            width=config.hidden_size,
+            dtype=dtype,
+        )
+        self._taught: tuple[Pipeline, Lessons] | None = None
+        self.teaching = True
+        """Whether a teacher is asked; without it the loss is the plain one."""
+
+    def set_teacher(self, teacher: Pipeline, distillation: Distillation) -> None:
+        """Learn from this teacher from now on, as `DistilledGPT` does.
+
+        In each step its stages run first; what leaves the last one stays there for the student's.
+
+        Args:
+            teacher: A GPT on the same ranks, in the same schedule.
+            distillation: What of the loss is its.
+
+        Raises:
+            ValueError: It has another vocabulary or schedule, or one of the two is no GPT.
+        """
+        parts = [part for part in self._parts if isinstance(part, GPTPart)]
+        teachers = [part for part in teacher._parts if isinstance(part, GPTPart)]
+        if not parts or not teachers:
+            raise ValueError("a teacher and its student are both GPTs; others learn alone.")
+        check_teachable(parts[0].model, teachers[0].model)
+        if teacher._owners[-1] != self._owners[-1]:
+            raise ValueError(
+                f"the teacher's last stage is on rank {teacher._owners[-1]} of the pipeline, the "
+                f"student's on rank {self._owners[-1]}; give both the same schedule."
+            )
+        teacher.requires_grad_(requires_grad=False).eval()
+        last = next((part.model for part in teachers if part.stage.last), None)
+        lessons = Lessons(distillation=distillation, teacher=last)
+        for part in parts:
+            part.lessons = lessons
+        # In a tuple: as a submodule it would be trained, saved and counted.
+        self._taught = (teacher, lessons)
 
     def canonical_parameters(self) -> dict[str, nn.Parameter]:
         """This rank's parameters by canonical name."""
@@ -154,23 +206,26 @@ class Pipeline(nn.Module):
         Args:
             tokens: [m b, s] int64 ids.
             labels: [m b, s] int64 ids, as the model's ``forward`` takes them.
-            samples: [m b] numbers of the samples, needed if the model has dropout.
+            samples: [m b] numbers of the samples, needed if the model or its adapters drop.
             micro_batches: Parts of this batch; those given when the pipeline was built if None.
             scale: Factor of the loss in the backward pass; of a BERT with binary labels two, of the
-                words' and of the binary loss.
+                words' and of the binary loss, of a student of the text's and of the teacher's.
             **inputs: What else the model's ``forward`` takes of a batch, by the same names. Of a
                 GPT ``loss_mask``, ``position_ids`` and ``cumulative_lengths``; of a BERT
                 ``loss_mask``, ``binary_labels``, ``token_types`` and ``padding_mask``; of a T5
                 ``decoder_tokens``, ``loss_mask`` and ``padding_mask``.
         """
         batch = self._prepared(tokens, labels, inputs)
+        count = micro_batches or self.micro_batches
+        self._ask_teacher(tokens, batch, count=count)
         if samples is not None:
             batch["samples"] = samples
         self._begin(batch, scale)
         before = self._shared.put_aside()
-        self._train(tokens, batch, count=micro_batches or self.micro_batches)
+        self._runs.train(tokens, batch, count=count)
         self._shared.sum_gradients()
         self._shared.add(before)
+        self._forget_teacher()
         return self._collect(tokens, batch)
 
     @torch.no_grad()
@@ -188,14 +243,37 @@ class Pipeline(nn.Module):
         """
         batch = self._prepared(tokens, labels, inputs)
         self._begin(batch, 1.0)
-        relay(
-            {part.stage.index: part for part in self._parts},
-            self._micro_batches(tokens, batch, count=micro_batches or self.micro_batches),
-            owners=self._owners,
-            group=self._pp,
-            buffer=lambda index, micro: self._hidden(index, micro.tokens, micro.shared),
-        )
+        stages = {part.stage.index: part for part in self._parts}
+        self._runs.relay(stages, tokens, batch, count=micro_batches or self.micro_batches)
         return self._collect(tokens, batch)
+
+    def _ask_teacher(self, tokens: Tensor, batch: dict[str, Tensor], *, count: int) -> None:
+        if self._taught is None:
+            return
+        teacher, lessons = self._taught
+        lessons.asked = self.teaching and self.training
+        if lessons.asked:
+            lessons.known = teacher._last_hidden(tokens, batch, count=count)
+
+    def _forget_teacher(self) -> None:
+        if self._taught is not None:
+            _, lessons = self._taught
+            lessons.asked, lessons.known = False, []
+
+    @torch.no_grad()
+    def _last_hidden(self, tokens: Tensor, batch: dict[str, Tensor], *, count: int) -> list[Tensor]:
+        """What leaves the last stage's layers, of each micro batch, on its rank."""
+        found: list[Tensor] = []
+
+        def through(part: Part, x: Tensor, **shared: Tensor) -> Tensor:
+            hidden, _ = part.run(x, shared, None)
+            if part.stage.last:
+                found.append(hidden)
+            return hidden
+
+        stages = {part.stage.index: partial(through, part) for part in self._parts}
+        self._runs.relay(stages, tokens, batch, count=count)
+        return found
 
     def _prepared(
         self, tokens: Tensor, labels: Tensor, inputs: dict[str, Tensor | None]
@@ -206,7 +284,7 @@ class Pipeline(nn.Module):
         self, batch: dict[str, Tensor], scale: float | Tensor | Sequence[float | Tensor]
     ) -> None:
         """Tell the stages the factor of each of the loss's terms."""
-        terms = self._kind.terms(self.config, batch)
+        terms = self._parts[0].terms(batch)
         scales = (scale,) * terms if isinstance(scale, (int, float, Tensor)) else tuple(scale)
         if len(scales) != terms:
             raise ValueError(
@@ -216,113 +294,32 @@ class Pipeline(nn.Module):
         for part in self._parts:
             part.begin(scales)
 
-    def _train(self, tokens: Tensor, batch: dict[str, Tensor], *, count: int) -> None:
-        first, last = (any(getattr(p.stage, end) for p in self._parts) for end in ("first", "last"))
-        # The loss is part of the last stage's forward; the target only makes torch ask for it.
-        target = {"target": batch["labels"]} if last else {}
-        arguments = (tokens,) if first else ()
-        self._schedule_for(tokens, batch, count=count).step(
-            *arguments, **target, return_outputs=False, **batch
-        )
-
-    def _hidden(self, index: int, tokens: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """Room for what the stage of this index gets: this rank's share of the hidden states.
-
-        Args:
-            index: Of the stage; the number of stages for what the last one's layers give.
-            tokens: [b, s] of a micro batch.
-            batch: What else it has.
-        """
-        layer = sum(len(stage.layers) for stage in self.partition[:index])
-        part = self._parts[0]
-        positions = part.passed(layer, tokens=tokens, batch=batch) // part.held.sequence_shares
-        shape = (tokens.size(0), positions, self.config.hidden_size)
-        return torch.empty(shape, dtype=self.dtype, device=tokens.device)
-
-    def _schedule_for(self, tokens: Tensor, batch: dict[str, Tensor], *, count: int) -> Any:
-        """The schedule for batches of this shape; each shape has its own buffers.
-
-        torch fixes buffers at the first step, and another length would be sent into them silently.
-        Where lengths or numbers grow, buffers of the earlier ones are let go.
-        """
-        rows = _rows(tokens, count=count)
-        key = (rows, count, *self._kind.lengths(tokens, batch))
-        if key not in self._runs:
-            self.schedule.check_micro_batches(count, pp_size=self.groups.pp_size)
-            while len(self._runs) >= _SHAPES_KEPT:
-                del self._runs[next(iter(self._runs))]
-            stages = [self._torch_stage(part, tokens[:rows], batch) for part in self._parts]
-            self._runs[key] = self.schedule.torch_class(
-                stages if self.schedule.name not in ("gpipe", "1f1b") else stages[0],
-                count,
-                loss_fn=_computed_loss,
-                # The 1 / m is in scale: torch would divide a table shared by two stages twice.
-                scale_grads=False,
-            )
-        return self._runs[key]
-
-    def _micro_batches(
-        self, tokens: Tensor, batch: dict[str, Tensor], *, count: int
-    ) -> list[MicroBatch]:
-        rows = _rows(tokens, count=count)
-        slices = [slice(first, first + rows) for first in range(0, tokens.size(0), rows)]
-        return [
-            MicroBatch(tokens[own], {name: tensor[own] for name, tensor in batch.items()})
-            for own in slices
-        ]
-
-    def _torch_stage(self, part: Part, tokens: Tensor, batch: dict[str, Tensor]) -> PipelineStage:
-        stage = part.stage
-        arriving, leaving = (
-            self._hidden(index, tokens, batch).requires_grad_()
-            for index in (stage.index, stage.index + 1)
-        )
-        precision = torch.promote_types(self.dtype, torch.float32)
-        loss = leaving.new_empty((), dtype=precision, requires_grad=True)
-        # Shapes are given: torch would find them by a pass over uninitialised memory, whose weight
-        # gradients would then be added to those of the first step.
-        return PipelineStage(
-            part,
-            stage.index,
-            stage.count,
-            tokens.device,
-            input_args=(tokens if stage.first else arriving,),
-            output_args=(loss if stage.last else leaving,),
-            group=self._pp,
-            dw_builder=part.gradients.take if part.gradients is not None else None,
-        )
-
     def _collect(self, tokens: Tensor, batch: dict[str, Tensor]) -> PipelineLoss:
         """Tell every rank the loss that the last stage computed, with every stage's routing."""
         last = next((part for part in self._parts if part.stage.last), None)
         precision = torch.promote_types(self.dtype, torch.float32)
-        terms = self._kind.terms(self.config, batch)
+        terms = self._parts[0].terms(batch)
         sums = torch.zeros(terms, dtype=precision, device=tokens.device)
         if own := [value for part in self._parts for value in part.sums]:
             sums = torch.stack(own).sum(0)
-        dist.all_reduce(sums, group=self._pp)
+        dist.all_reduce(sums, group=self.groups.pp)
+        judged = terms > 1 and self._taught is None
         return PipelineLoss(
             sums[0],
             None if last is None else torch.cat(last.losses),
-            sums[1] if terms > 1 else None,
+            sums[1] if judged else None,
+            torch.cat(last.divergences) if last is not None and last.divergences else None,
         )
 
 
-def _computed_loss(loss: Tensor, target: Tensor) -> Tensor:
-    """What torch asks for; the last stage has computed it already."""
-    del target
-    return loss
-
-
-def _rows(tokens: Tensor, *, count: int) -> int:
-    """Samples of one of ``count`` micro batches."""
-    rows, rest = divmod(tokens.size(0), count)
-    if rest:
+def _adapt(models: nn.ModuleList, adapters: AdapterConfig) -> None:
+    gpts = [model for model in models if isinstance(model, GPT)]
+    if len(gpts) < len(models):
         raise ValueError(
-            f"a batch of {tokens.size(0)} samples does not divide into {count} micro batches; "
-            f"choose a multiple."
+            "adapters stand beside the layers of a GPT; stages of another model train without."
         )
-    return rows
+    for gpt in gpts:
+        add_adapters(gpt, adapters)
 
 
 def _checked(stages: Sequence[Stage] | None, config: GPTConfig, *, count: int) -> tuple[Stage, ...]:

@@ -108,7 +108,7 @@ def _run(
     part: Part, arriving: Tensor, shared: Mapping[str, Any], *, clock: Callable[[], float]
 ) -> float:
     part.zero_grad()
-    part.begin((1.0,) * part.terms(part.held.config, shared))
+    part.begin((1.0,) * part.terms(shared))
     start = _now(arriving.device, clock=clock)
     leaving = part(arriving, **shared)
     torch.autograd.backward(leaving, torch.ones_like(leaving))

@@ -19,10 +19,9 @@ def check_whole_heads(model: ModelConfig, parallel: ParallelConfig) -> None:
     """Tensor-parallel ranks share out heads whole, and ulysses ranks what each of them has.
 
     Raises:
-        ValueError: If they do not divide.
+        ValueError: If the former do not divide, or the latter are too few.
     """
     tp_size, heads = parallel.tp_size, model.num_attention_heads
-    groups = model.num_key_value_heads or heads
     if heads % tp_size:
         raise ValueError(
             f"parallel.tp_size {tp_size} does not divide model.num_attention_heads {heads}; each "
@@ -34,14 +33,10 @@ def check_whole_heads(model: ModelConfig, parallel: ParallelConfig) -> None:
         raise ValueError(f"parallel.tp_size: {error}") from error
     if parallel.in_a_ring:  # each rank keeps its positions of all heads
         return
-    own = max(groups // tp_size, 1)
-    if own % parallel.ulysses_size:
-        raise ValueError(
-            f"parallel.ulysses_size {parallel.ulysses_size} does not divide the {own} key/value "
-            f"heads of a tensor-parallel rank "
-            f"(model.num_key_value_heads {groups}, parallel.tp_size {tp_size}); each rank attends "
-            f"with whole heads."
-        )
+    try:
+        model.check_ulysses(parallel.ulysses_size, tp_size=tp_size)
+    except ValueError as error:
+        raise ValueError(f"parallel.ulysses_size: {error}") from error
 
 
 def check_sequence_shares(data: DataConfig, parallel: ParallelConfig) -> None:

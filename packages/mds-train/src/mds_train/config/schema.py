@@ -209,7 +209,7 @@ def check_offload(config: TrainConfig) -> None:
 
 
 def check_adapters(config: TrainConfig) -> None:
-    """Adapters stand beside weights that are loaded, in a model on one stage."""
+    """Adapters stand beside weights that are loaded."""
     if not config.lora.rank:
         return
     checkpoint, model = config.checkpoint, config.model
@@ -221,9 +221,6 @@ def check_adapters(config: TrainConfig) -> None:
         ),
         "fills a folder of its own; choose another train.run_dir": continues_itself(config),
         f"is for GPT-like models, not for a {model.family}": model.family != "gpt",
-        "does not go together with parallel.pp_size > 1; use tp_size and ZeRO": (
-            config.parallel.pp_size > 1
-        ),
         "does not adapt experts; leave linear_fc1 and linear_fc2 out of lora.targets": (
             any(model.experts) and any("fc" in target for target in config.lora.targets)
         ),
@@ -251,14 +248,11 @@ def check_muon(config: TrainConfig) -> None:
 
 
 def check_teacher(config: TrainConfig) -> None:
-    """A teacher stands beside a GPT on one stage."""
+    """A teacher stands beside a GPT."""
     if config.distill.teacher is None:
         return
     wrong = {
         f"is for GPT-like models, not for a {config.model.family}": config.model.family != "gpt",
-        "does not go together with parallel.pp_size > 1; use tp_size and ZeRO": (
-            config.parallel.pp_size > 1
-        ),
         "compares true vocabularies; unset model.legacy_vocab_softmax": (
             config.model.legacy_vocab_softmax
         ),

@@ -62,7 +62,7 @@ class PipelineEngine(DeepSpeedEngine):
         )
         self._pipeline = pipeline
         if config.train.precision != "fp32":
-            sum_gradients_in_fp32(parameters.values())
+            sum_gradients_in_fp32(each for each in parameters.values() if each.requires_grad)
             leave_gradients_alone(self._engine.optimizer)
 
     def accumulate(self, batch: Sequence[ModelInput], *, weights: Sequence[float]) -> Tensor:

@@ -71,10 +71,9 @@ class BertPart(Part):
         sums = (found.loss_sum, found.binary_sum)
         return StageLoss(tuple(each for each in sums if each is not None), found.losses)
 
-    @classmethod
-    def terms(cls, config: BertConfig, batch: Inputs) -> int:
+    def terms(self, batch: Inputs) -> int:
         """Words, and samples where the binary head is judged."""
-        return 2 if config.binary_head and "binary_labels" in batch else 1
+        return 2 if self.model.config.binary_head and "binary_labels" in batch else 1
 
     def passed(self, layer: int, *, tokens: Tensor, batch: Inputs) -> int:
         """The tokens, before every layer."""

@@ -11,8 +11,10 @@ from torch import Tensor
 from mds_core.config import GPTConfig
 from mds_core.groups import ProcessGroups
 from mds_core.models.context import document_numbers
+from mds_core.models.distilled import Lesson, divergence
 from mds_core.models.gpt import GPT
 from mds_core.partition import Stage
+from mds_core.pipeline.lessons import Lessons
 from mds_core.pipeline.part import Inputs, Part, StageLoss, check_like
 from mds_core.rng import DropoutKey
 
@@ -25,6 +27,8 @@ class GPTPart(Part):
     KIND = "GPT"
     OPTIONAL = ("loss_mask", "position_ids", "cumulative_lengths")
     model: GPT
+    lessons: Lessons | None = None
+    """What is known of a teacher; None without one."""
 
     @classmethod
     def build(
@@ -67,12 +71,34 @@ class GPTPart(Part):
         )
         if cost is None or not self.model.training:
             return hidden, None
-        return hidden, self.model.routing_sum(cost, batch["labels"], batch.get("loss_mask"))
+        cost = self.model.routing_sum(cost, batch["labels"], batch.get("loss_mask"))
+        if self.lessons is not None and self.lessons.asked:
+            cost = self.lessons.distillation.alpha * cost
+        return hidden, cost
 
     def loss(self, hidden: Tensor, batch: Inputs) -> StageLoss:
         """The loss of the tokens."""
-        found = self.model.loss(hidden, batch["labels"], batch.get("loss_mask"))
-        return StageLoss((found.loss_sum,), found.losses)
+        mask = batch.get("loss_mask")
+        found = self.model.loss(hidden, batch["labels"], mask)
+        if self.lessons is None:
+            return StageLoss((found.loss_sum,), found.losses)
+        distillation, teacher = self.lessons.distillation, self.lessons.teacher
+        if not self.lessons.asked or teacher is None:
+            return StageLoss((found.loss_sum, torch.zeros_like(found.loss_sum)), found.losses)
+        divergence_sum, divergences = divergence(
+            Lesson(self.model, hidden),
+            Lesson(teacher, self.lessons.known[len(self.losses)]),
+            distillation,
+            loss_mask=mask,
+        )
+        alpha, beta = distillation.alpha, distillation.beta
+        sums = (alpha * found.loss_sum, beta * divergence_sum)
+        return StageLoss(sums, alpha * found.losses, beta * divergences)
+
+    def terms(self, batch: Inputs) -> int:
+        """The text's and, of a student, the teacher's."""
+        del batch
+        return 1 if self.lessons is None else 2
 
     def passed(self, layer: int, *, tokens: Tensor, batch: Inputs) -> int:
         """The tokens, before every layer."""
