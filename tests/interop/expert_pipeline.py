@@ -1,8 +1,10 @@
 """Ranks of the real DeepSpeed with experts in a pipeline: train and save, or load ours and go on.
 
 Run as ``python expert_pipeline.py JOBS.json RENDEZVOUS``; starts its four ranks itself, two stages
-times two data-parallel ranks that share out the experts. A job names folders: ``load`` from, or
-``save`` to after two steps, and ``then`` after one step more.
+times two data-parallel ranks. A job names folders: ``load`` from, or
+``save`` to after two steps, and ``then`` after one step more; ``ep`` is how many ranks share out
+the experts, 2 if it names none. With ``universal``, what is loaded is a universal checkpoint, and
+``again`` is where it is saved at once.
 """
 
 from __future__ import annotations
@@ -46,12 +48,12 @@ def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(logits.float()[..., :WORDS].reshape(-1, WORDS), labels.view(-1))
 
 
-def pipeline() -> PipelineModule:
+def pipeline(ep: int) -> PipelineModule:
     """Megatron-DeepSpeed's pipeline with experts in every second layer, numbered as there."""
     tied = {"tied_weight_attr": "word_embeddings_weight"}
     head = {"forward_fn": lambda module, x: x @ module.word_embeddings.weight.t(), **tied}
     counts = [EXPERTS if layer % 2 else 0 for layer in range(LAYERS)]
-    blocks = [LayerSpec(Block, experts=n, ep=2, residual=False) for n in counts]
+    blocks = [LayerSpec(Block, experts=n, ep=ep, residual=False) for n in counts]
     layers = [lambda x: x, TiedLayerSpec("embed", Embedding, **tied), *blocks]
     layers.append(lambda x: x)  # where Megatron-DeepSpeed keeps the experts' loss
     layers += [LayerSpec(nn.LayerNorm, HIDDEN), TiedLayerSpec("embed", Embedding, **head)]
@@ -60,9 +62,9 @@ def pipeline() -> PipelineModule:
     )
 
 
-def engine_of(seed: int) -> Any:
+def engine_of(job: Mapping[str, Any], seed: int) -> Any:
     torch.manual_seed(seed)
-    net = pipeline()
+    net = pipeline(job.get("ep", 2))
     parameters = list(net.parameters())
     decayed, plain = [p for p in parameters if p.dim() > 1], [p for p in parameters if p.dim() <= 1]
     groups = split_params_into_different_moe_groups_for_optimizer(
@@ -78,12 +80,13 @@ def engine_of(seed: int) -> Any:
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": {"stage": 1},
         "bf16": {"enabled": True},
+        "checkpoint": {"load_universal": bool(job.get("universal"))},
     }
     optimizer = torch.optim.AdamW(groups, lr=1e-2)
     return deepspeed.initialize(model=net, optimizer=optimizer, config=config)[0]
 
 
-def arguments() -> Namespace:
+def arguments(job: Mapping[str, Any]) -> Namespace:
     return Namespace(
         num_layers=LAYERS,
         hidden_size=HIDDEN,
@@ -100,7 +103,7 @@ def arguments() -> Namespace:
         topk=1,
         mlp_type="standard",
         moe_token_dropping=False,
-        moe_expert_parallel_size=2,
+        moe_expert_parallel_size=job.get("ep", 2),
         pipeline_model_parallel_size=STAGES,
         tensor_model_parallel_size=1,
     )
@@ -113,22 +116,24 @@ def train(engine: Any, rank: int, *, steps: int) -> None:
         engine.train_batch(data_iter=repeat((tokens, tokens)))
 
 
-def save(engine: Any, folder: str) -> None:
-    state = {"args": arguments(), "checkpoint_version": 3.0, "iteration": engine.global_steps}
+def save(engine: Any, job: Mapping[str, Any], folder: str) -> None:
+    state = {"args": arguments(job), "checkpoint_version": 3.0, "iteration": engine.global_steps}
     engine.save_checkpoint(folder, client_state=state)
 
 
-def work(job: Mapping[str, str], rank: int) -> None:
-    engine = engine_of(seed=7 if "load" in job else 3)
+def work(job: Mapping[str, Any], rank: int) -> None:
+    engine = engine_of(job, seed=7 if "load" in job else 3)
     if "load" in job:
         path, client = engine.load_checkpoint(job["load"])
         assert path is not None
         assert client["iteration"] == engine.global_steps == 2
+        if "again" in job:
+            save(engine, job, job["again"])
     else:
         train(engine, rank, steps=2)
-        save(engine, job["save"])
+        save(engine, job, job["save"])
     train(engine, rank, steps=1)
-    save(engine, job["then"])
+    save(engine, job, job["then"])
 
 
 def main(rank: int, jobs: str, rendezvous: str) -> None:

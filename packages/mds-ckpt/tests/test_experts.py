@@ -256,8 +256,19 @@ def test_what_deepspeed_cannot_share_out_is_refused(tmp_path: Path, golden: Chec
         written(golden, tmp_path / "out", dp_size=3, ep_size=3)
     with pytest.raises(UnsupportedError, match="hold no experts"):
         convert(golden.path, tmp_path / "out", to="megatron")
-    with pytest.raises(UnsupportedError, match="written without pipeline only"):
-        convert(golden.path, tmp_path / "out", to="universal", pipeline=True)
+
+
+def test_a_universal_checkpoint_of_a_pipeline_holds_every_expert_once(
+    tmp_path: Path, golden: Checkpoint
+) -> None:
+    convert(golden.path, tmp_path / "out", to="universal", pipeline=True)
+
+    assert_equal(open_checkpoint(tmp_path / "out"), golden)
+    (model,) = tmp_path.rglob("mp_rank_*_model_states.pt")
+    assert open_torch_file(model).value["module"] is None
+    names = {path.name for path in tmp_path.rglob("zero/*.deepspeed_experts.*")}
+    assert {name.split(".")[0] for name in names} == {"3", "5"}
+    assert len(names) == 2 * 4 * 4  # layers, experts, parameters
 
 
 def test_a_missing_share_of_the_experts_is_named(tmp_path: Path, golden: Checkpoint) -> None:

@@ -64,12 +64,6 @@ class _Writer:
             zero_stage=_stage(checkpoint, options),
         )
         self._form = form_of(checkpoint, options, layout)
-        if self._form.target.experts and not isinstance(self._form, PlainForm):
-            raise UnsupportedError(
-                checkpoint.path,
-                "a universal checkpoint of a model with experts is written without pipeline only",
-                remedy="leave --pipeline away",
-            )
         self._is_stage_3 = layout.zero_stage == 3
         self._checkpoint = checkpoint
         self._jobs = options.jobs
@@ -123,6 +117,9 @@ class _Writer:
     def _files(self) -> Iterator[tuple[str, Any]]:
         target = self._form.target
         state = self._form.model_state(self._form.groups(0), 0, 0)
+        if not isinstance(self._form, PlainForm):
+            # Stages with experts keep weights here, which DeepSpeed does not read with this format.
+            state["module"] = None
         yield "mp_rank_00_model_states.pt", state
         if self._is_stage_3:
             yield "zero_pp_rank_0_mp_rank_00_model_states.pt", state
