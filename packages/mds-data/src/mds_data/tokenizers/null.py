@@ -28,7 +28,11 @@ class NullTokenizer:
         return [self._encode(text) for text in texts]
 
     def _encode(self, text: str) -> list[int]:
-        ids = [int(word) for word in text.split()]
+        words = text.split()
+        wrong = next((word for word in words if not word.lstrip("+-").isdecimal()), None)
+        if wrong is not None:
+            raise ValueError(f"{wrong[:40]!r} is no token id, which all words are here")
+        ids = [int(word) for word in words]
         outside = next((i for i in ids if not 0 <= i < self._base_size), None)
         if outside is not None:
             raise ValueError(f"token id {outside} is not between 0 and {self._base_size - 1}")
