@@ -58,6 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(arguments, error, 4, str(error))
     except FileNotFoundError as error:
         return _fail(arguments, error, 3, f"{error.filename}: there is no such file or folder")
+    except (NotADirectoryError, IsADirectoryError, FileExistsError) as error:
+        what = f"{error.filename}: {error.strerror or error}; name what the command asks for"
+        return _fail(arguments, error, 3, what)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -110,8 +110,10 @@ def _matches(pattern: str) -> list[Path]:
         raise InputError(
             f"{path} is a folder; name its files by a pattern, such as '{path}/*.jsonl'."
         )
-    if path.exists():
+    if path.is_file():
         return [path]
+    if path.exists():
+        raise InputError(f"{path} is a device or a pipe; write what it gives to a file first.")
     found = [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]  # noqa: PTH207 (pathlib has no absolute patterns)
     files = [each for each in found if each.is_file() and not each.name.endswith(SIDECAR_END)]
     if not files:

@@ -147,6 +147,8 @@ def read_model_file(path: Path) -> bytes:
             f"{path}: no such tokenizer file. Nothing is downloaded here: fetch the model's "
             f"tokenizer.json (or tokenizer.model) yourself and give its path."
         )
+    if not path.is_file():  # a device has no size, and no end
+        raise TokenizerError(f"{path} is a device or a pipe; name the tokenizer's file.")
     size = path.stat().st_size
     if size > _LARGEST_MODEL_FILE:
         raise TokenizerError(

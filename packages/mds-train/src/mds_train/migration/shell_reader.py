@@ -75,6 +75,9 @@ class Reading:
     """As they are at its end."""
 
 
+_LARGEST_SCRIPT = 2**20
+
+
 def read_script(
     path: Path, *, arguments: Iterable[str] = (), given: Mapping[str, str] | None = None
 ) -> Reading:
@@ -88,7 +91,7 @@ def read_script(
     Raises:
         ScriptError: If the script is not understood; the message names the line.
     """
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = _text_of_script(path)
     variables = Variables(texts=dict(given or {}), folder=str(path.parent))
     variables.arrays["@"] = list(arguments)
     follower = _Follower(variables, path.parent)
@@ -101,6 +104,16 @@ def read_script(
     if not follower.reading.launches:
         follower.look_at_variables()
     return follower.reading
+
+
+def _text_of_script(path: Path) -> str:
+    """What a person wrote; a checkpoint that was named by mistake would be searched for hours."""
+    if path.stat().st_size > _LARGEST_SCRIPT:
+        raise ScriptError(f"{path}: it has more than {_LARGEST_SCRIPT} bytes, as no script has")
+    data = path.read_bytes()
+    if b"\0" in data:
+        raise ScriptError(f"{path}: it is no text; name the launch script")
+    return data.decode("utf-8", errors="replace")
 
 
 class _Follower:
@@ -324,7 +337,7 @@ class _Follower:
                 f"{arguments[0] if arguments else '.'}: not there, not read."
             )
             return
-        self.block(parse_script(path.read_text(encoding="utf-8", errors="replace")))
+        self.block(parse_script(_text_of_script(path)))
 
     def _path(self, name: str) -> Path | None:
         if not is_known(name):
