@@ -78,6 +78,10 @@ def _read_toml(path: Path, *, chain: tuple[str, ...]) -> Settings:
     return settings | _settings_of(document, path=path)
 
 
+_LARGEST_FILE = 2**22
+_MOST_DOTS = 200
+
+
 def _parse(path: Path) -> dict[str, Any]:
     if path.is_dir():
         raise InputError(
@@ -86,8 +90,16 @@ def _parse(path: Path) -> dict[str, Any]:
         )
     if not path.is_file():
         raise InputError(f"{path}: there is no such configuration file; check the path.")
+    if path.stat().st_size > _LARGEST_FILE:
+        raise InputError(f"{path}: it has more than {_LARGEST_FILE} bytes, as no settings have.")
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        # The parser's time grows with the square of a key's length in parts.
+        if any(line.partition("=")[0].count(".") > _MOST_DOTS for line in text.splitlines()):
+            raise InputError(f"{path}: a line of it names a table in more than {_MOST_DOTS} parts.")
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise InputError(f"{path}: its brackets are nested too deeply.") from error
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path}: not valid TOML: {error}.") from error
     except UnicodeDecodeError as error:
