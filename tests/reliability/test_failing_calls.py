@@ -25,6 +25,7 @@ from test_killed_saves import FULL, strace_works
 from test_killed_saves import Server as TrainingServer
 
 from mds_ckpt.cli import main as ckpt_main
+from mds_ckpt.target_folder import remove_remains
 from mds_data import write_store
 from mds_data.cli import main as data_main
 
@@ -96,6 +97,12 @@ def verified(main: Callable[[Sequence[str]], int], name: str) -> Callable[[Path]
     return lambda folder: (folder / name).exists() and quietly(main, "verify", folder / name)
 
 
+def settled(folder: Path) -> bool:
+    """Whether the older target is whole, as the next conversion finds it."""
+    remove_remains(folder / "out", keep=folder / "step-1")
+    return quietly(ckpt_main, "verify", folder / "out") and (folder / "out/README.md").exists()
+
+
 def both_stores(folder: Path) -> bool:
     return all(quietly(data_main, "verify", folder / name) for name in ("a", "b"))
 
@@ -111,14 +118,14 @@ WORKS = {
         module="mds_ckpt.cli",
         argv=["convert", "{}/step-1", "{}/out", "--to", "hf", "--jobs", "1"],
         prepare=checkpoint,
-        is_old=STEP,
+        is_old=lambda folder: STEP(folder) and not (folder / "out").exists(),
         is_new=verified(ckpt_main, "out"),
     ),
     "replace": Work(
         module="mds_ckpt.cli",
         argv=["convert", "{}/step-1", "{}/out", "--to", "hf", "--jobs", "1", "--overwrite"],
         prepare=converted,
-        is_old=STEP,
+        is_old=lambda folder: STEP(folder) and settled(folder),
         is_new=verified(ckpt_main, "out"),
     ),
     "backup": Work(
@@ -126,7 +133,10 @@ WORKS = {
         argv=["backup", "{}/step-2", "--to", "{}/second"],
         prepare=backed_up,
         is_old=lambda folder: quietly(ckpt_main, "verify", "--to", folder / "second"),
-        is_new=lambda folder: len(list((folder / "second" / "snapshots").iterdir())) == 2,
+        is_new=lambda folder: (
+            len(list((folder / "second" / "snapshots").glob("*.json"))) == 2
+            and quietly(ckpt_main, "verify", "--to", folder / "second")
+        ),
     ),
     "merge": Work(
         module="mds_data.cli",

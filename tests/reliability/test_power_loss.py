@@ -1,0 +1,468 @@
+"""The power goes at any moment of any writer: what it promises holds, and no sync is one too many.
+
+The system calls of a whole command are traced, whatever library makes them, and every state that a
+disk may then be in is judged. Mutants: with any one `fsync` or renaming left out, some state breaks
+the promise. A part always; every writer with the environment variable MDS_RELIABILITY=full.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import api_writers
+import numpy as np
+import pytest
+from power_loss import Disk, fingerprint, materialise, mutants, states_after, tree_of
+from recorded_calls import OPTIONS, Operation, operations_in
+from test_failing_calls import (
+    WORKS,
+    Server,
+    Work,
+    checkpoint,
+    ckpt_main,
+    converted,
+    data_main,
+    quietly,
+    stores,
+    verified,
+)
+from test_killed_saves import FULL, strace_works
+
+from mds_ckpt import KeySource, commit, open_checkpoint
+from mds_ckpt.adapter import with_adapter
+from mds_ckpt.encryption.keys import new_identity
+from mds_ckpt.families import choose
+from mds_ckpt.formats.mds import merge_rank_files, write_rank_file
+from mds_ckpt.manifest import CheckpointManifest, ModelRecord
+from mds_ckpt.target_folder import remove_remains
+from mds_data import open_store
+
+pytestmark = [
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(not strace_works(), reason="needs strace, which may trace"),
+]
+
+ALWAYS = ("sealed-save",)
+MUTATED = (
+    *("sealed-save", "convert", "convert over another", "backup", "restore", "adapter"),
+    *("encrypt a checkpoint", "rotate a key"),
+)
+"""Writers whose every sync is left out in turn; those of stores are in mds-data's test_commit."""
+
+
+@dataclass(frozen=True)
+class Promise:
+    """A writer and its word."""
+
+    work: Work
+    spare: Sequence[str] = ()
+    """What may be left out: it tidies up behind the commit, or guards what this run has not."""
+
+
+def write_step(root: Path, step: int) -> None:
+    """A checkpoint of one rank, in the format of ours, that converts."""
+    config = {
+        "num_layers": 1,
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "vocab_size": 5,
+        "max_position_embeddings": 8,
+        "activation": "gelu_tanh",
+    }
+    model = ModelRecord(family="gpt", config=config, vocab_size=5, tied_embeddings=True)
+    chance = np.random.default_rng(step)
+    shapes = {rule.canonical.name: rule.canonical.shape for rule in choose(model).rules(model)}
+    pieces = [
+        (
+            name,
+            "weight",
+            tuple((0, n) for n in shape),
+            None,
+            chance.normal(size=shape).astype("<f4"),
+        )
+        for name, shape in shapes.items()
+    ]
+    partial = commit.stage(root, step)
+    parameters, files = merge_rank_files(shapes, [write_rank_file(partial, 0, pieces)])
+    manifest = CheckpointManifest(
+        producer={"name": "mds-train", "version": "0"},
+        step=step,
+        counters={"iteration": step},
+        model=model,
+        parameters=parameters,
+        files=files,
+    )
+    commit.publish(partial, manifest, root=root)
+
+
+KEY = "{}/key.txt"
+
+
+def with_key(folder: Path, step: Path) -> None:
+    checkpoint(folder, step)
+    (folder / "recipient.txt").write_text(new_identity(folder / "key.txt") + "\n")
+
+
+def sealed(folder: Path, step: Path) -> None:
+    with_key(folder, step)
+    recipients = folder / "recipient.txt"
+    words = ("encrypt", folder / "step-1", folder / "sealed", "--recipients-file", recipients)
+    assert quietly(ckpt_main, *words)
+    new_identity(folder / "new.txt")
+
+
+def opens(folder: Path, key: str) -> bool:
+    return quietly(ckpt_main, "verify", folder / "sealed", "--identity", folder / key)
+
+
+def recipient_of(path: Path) -> str:
+    return path.read_text().split()[3]
+
+
+def sealed_stores(folder: Path, _: Path) -> None:
+    stores(folder, _)
+    (folder / "recipient.txt").write_text(new_identity(folder / "key.txt") + "\n")
+
+
+def store_opens(folder: Path) -> bool:
+    return quietly(data_main, "verify", folder / "sealed", "--identity", folder / "key.txt")
+
+
+def length_of(store: Path) -> int:
+    """Documents of a store whose every byte is right."""
+    assert quietly(data_main, "verify", store), store
+    return len(open_store(store))
+
+
+def first_sealed_save(folder: Path, _: Path) -> None:
+    new_identity(folder / "key.txt")
+    (folder / "run").mkdir()
+    api_writers.sealed_save(str(folder / "run"), recipient_of(folder / "key.txt"))
+
+
+def newest_sealed(folder: Path) -> tuple[int, int]:
+    """The newest step, which opens and is whole, as all are; and the one that `latest` names."""
+    newest, skipped = commit.find_latest(folder / "run")
+    assert newest is not None
+    assert not skipped
+    step = int(newest.name.removeprefix("step-"))
+    found = open_checkpoint(newest, key=KeySource(identity=folder / "key.txt"))
+    wanted = np.random.default_rng(step).normal(size=api_writers.SHAPE).astype("<f4")
+    assert np.array_equal(found.tensors["w"].numpy(), wanted)
+    return step, ["step-1\n", "step-2\n"].index((folder / "run/latest").read_text()) + 1
+
+
+def older_adapter(folder: Path, step: Path) -> None:
+    checkpoint(folder, step)
+    api_writers.adapter(str(folder / "step-1"), str(folder / "adapter"), 6.0)
+
+
+def sum_of_adapter(folder: Path) -> float | None:
+    """What the adapter adds to one weight; None where it is refused."""
+    base = open_checkpoint(folder / "step-1")
+    name = next(name for name in base.tensors if name.endswith("linear_qkv.weight"))
+    try:
+        tuned = with_adapter(base, folder / "adapter")
+        added = tuned.tensors[name].numpy() - base.tensors[name].numpy()
+    except (ValueError, FileNotFoundError):
+        return None
+    return float(np.round(added.mean(), 2))
+
+
+def target(folder: Path) -> Path:
+    """Where a conversion writes, as the next one finds it."""
+    remove_remains(folder / "out", keep=folder / "step-1")
+    return folder / "out"
+
+
+def no_target(folder: Path) -> bool:
+    return quietly(ckpt_main, "verify", folder / "step-1") and not target(folder).exists()
+
+
+def new_target(folder: Path) -> bool:
+    """Whether the target has every byte that the command wrote."""
+    return target(folder).exists() and tree_of(folder / "out") == tree_of(after(folder) / "out")
+
+
+def after(folder: Path) -> Path:
+    """The folder as the command left it when nothing happened."""
+    return folder.parent / "after"
+
+
+def old_target(folder: Path) -> bool:
+    before = folder.parent / "before"
+    return target(folder).exists() and tree_of(folder / "out") == tree_of(before / "out")
+
+
+def snapshots(folder: Path) -> int:
+    """How many there are; every byte of all is right."""
+    assert quietly(ckpt_main, "verify", "--to", folder / "second")
+    return len(list((folder / "second" / "snapshots").glob("*.json")))
+
+
+def both(folder: Path) -> bool:
+    return all(quietly(data_main, "verify", folder / name) for name in ("a", "b"))
+
+
+def absent(name: str) -> object:
+    return lambda folder: both(folder) and not (folder / name).exists()
+
+
+CONVERT, REPLACE, ERASE = WORKS["convert"], WORKS["replace"], WORKS["erase"]
+PROMISES = {
+    "append": Promise(
+        Work(
+            module="api_writers",
+            argv=["append", "{}/a"],
+            prepare=stores,
+            is_old=lambda folder: length_of(folder / "a") == 5,
+            is_new=lambda folder: length_of(folder / "a") == 10,
+        )
+    ),
+    "sealed-save": Promise(
+        Work(
+            module="api_writers",
+            argv=["sealed-save", "{}/run", "RECIPIENT"],
+            prepare=first_sealed_save,
+            is_old=lambda folder: newest_sealed(folder) in ((1, 1), (2, 1)),
+            is_new=lambda folder: newest_sealed(folder) == (2, 2),
+        )
+    ),
+    "convert": Promise(
+        Work(
+            module=CONVERT.module,
+            argv=CONVERT.argv,
+            prepare=checkpoint,
+            is_old=no_target,
+            is_new=new_target,
+        )
+    ),
+    "convert over another": Promise(
+        Work(
+            module=REPLACE.module,
+            argv=REPLACE.argv,
+            prepare=converted,
+            is_old=old_target,
+            is_new=new_target,
+        )
+    ),
+    "backup": Promise(
+        Work(
+            module="mds_ckpt.cli",
+            argv=WORKS["backup"].argv,
+            prepare=WORKS["backup"].prepare,
+            is_old=lambda folder: snapshots(folder) == 1,
+            is_new=lambda folder: snapshots(folder) == 2,
+        )
+    ),
+    "encrypt a checkpoint": Promise(
+        Work(
+            module="mds_ckpt.cli",
+            argv=[
+                *("encrypt", "{}/step-1", "{}/sealed"),
+                *("--recipients-file", "{}/recipient.txt"),
+            ],
+            prepare=with_key,
+            is_old=lambda folder: not (folder / "sealed").exists(),
+            is_new=lambda folder: opens(folder, "key.txt"),
+        )
+    ),
+    "rotate a key": Promise(
+        Work(
+            module="mds_ckpt.cli",
+            argv=[
+                *("rotate-key", "{}/sealed", "--identity", "{}/key.txt"),
+                *("--new-identity", "{}/newer.txt"),
+            ],
+            prepare=sealed,
+            is_old=lambda folder: opens(folder, "key.txt"),
+            is_new=lambda folder: opens(folder, "newer.txt"),
+        ),
+        spare=["sync sealed"],  # the third: old key files are gone for good
+    ),
+    "restore": Promise(
+        Work(
+            module="mds_ckpt.cli",
+            argv=["restore", "{}/second", "{}/back"],
+            prepare=WORKS["backup"].prepare,
+            is_old=lambda folder: not (folder / "back").exists(),
+            is_new=verified(ckpt_main, "back"),
+        )
+    ),
+    "adapter": Promise(
+        Work(
+            module="api_writers",
+            argv=["adapter", "{}/step-1", "{}/adapter"],
+            prepare=older_adapter,
+            is_old=lambda folder: sum_of_adapter(folder) in (36.0, None),
+            is_new=lambda folder: sum_of_adapter(folder) == 4.0,
+        )
+    ),
+    "merge": Promise(
+        Work(
+            module="mds_data.cli",
+            argv=WORKS["merge"].argv,
+            prepare=stores,
+            is_old=absent("whole"),
+            is_new=verified(data_main, "whole"),
+        )
+    ),
+    "repack": Promise(
+        Work(
+            module="mds_data.cli",
+            argv=["repack", "{}/a", "--layout", "archive", "--output", "{}/whole"],
+            prepare=stores,
+            is_old=absent("whole"),
+            is_new=verified(data_main, "whole"),
+        )
+    ),
+    "erase": Promise(
+        Work(
+            module=ERASE.module,
+            argv=ERASE.argv,
+            prepare=stores,
+            is_old=lambda folder: length_of(folder / "a") == 5 and not ERASE.is_new(folder),
+            is_new=ERASE.is_new,
+        )
+    ),
+    "encrypt a store": Promise(
+        Work(
+            module="mds_data.cli",
+            argv=[
+                *("encrypt", "{}/a", "--output", "{}/sealed"),
+                *("--recipients-file", "{}/recipient.txt"),
+            ],
+            prepare=sealed_stores,
+            is_old=lambda folder: not (folder / "sealed").exists(),
+            is_new=store_opens,
+        )
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    found = Server()
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def step(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("steps")
+    write_step(root, 3)
+    return root / "step-3"
+
+
+class Judge:
+    """Says of each state once what is wrong with it."""
+
+    def __init__(self, work: Work, folder: Path) -> None:
+        self._work, self._folder = work, folder
+        self._known: dict[tuple[bool, int], str] = {}
+
+    def first_fault(
+        self, before: Path, operations: Sequence[Operation], *, at: Path, since: int = 0
+    ) -> str:
+        """What is wrong with the first bad state; nothing if none is."""
+        for harshest in (True, False):
+            for finished, tree in states_after(
+                before, operations, at=at, since=since, harshest=harshest
+            ):
+                key = (finished, fingerprint(tree))
+                if key not in self._known:
+                    self._known[key] = self._fault(tree, finished=finished)
+                if self._known[key]:
+                    return self._known[key]
+        return ""
+
+    def _fault(self, tree: dict[str, object], *, finished: bool) -> str:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        materialise(tree, self._folder)
+        try:
+            if self._work.is_new(self._folder):
+                return ""
+            if finished:
+                return "it had returned, and its work is not there"
+            return "" if self._work.is_old(self._folder) else "neither old nor new"
+        except (AssertionError, OSError, ValueError) as error:
+            return f"neither old nor new: {error!r}"
+
+
+def recorded(server: Server, work: Work, folder: Path) -> list[Operation]:
+    log = folder.with_name("trace")
+    found = server.run_traced(work, folder, *OPTIONS, "-o", str(log))
+    assert found["code"] == 0, found
+    return operations_in(log.read_text(), folder=folder)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a writer did, and who judges what may be left of it."""
+
+    operations: list[Operation]
+    before: Path
+    folder: Path
+    judge: Judge
+
+    def first_fault(self, operations: Sequence[Operation], *, since: int = 0) -> str:
+        return self.judge.first_fault(self.before, operations, at=self.folder, since=since)
+
+
+def record(server: Server, step: Path, tmp_path: Path, work: Work) -> Record:
+    """Run a writer once to warm up and once under strace."""
+    folder, before = tmp_path / "work", tmp_path / "before"
+    before.mkdir()
+    work.prepare(before, step)
+    work = replace(work, argv=[word.replace("RECIPIENT", _recipient(before)) for word in work.argv])
+    for warm in (True, False):
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(before, folder)
+        if warm:
+            assert server.order(work, folder, warm=True)["code"] == 0
+    operations = recorded(server, work, folder)
+    disk = Disk(before, at=folder)
+    for operation in operations:
+        disk.do(operation)
+    assert disk.tree() == tree_of(folder), "the trace does not tell all that was done"
+    folder.rename(tmp_path / "after")
+    return Record(operations, before, folder, Judge(work, tmp_path / "state"))
+
+
+@pytest.mark.parametrize("name", PROMISES if FULL else ALWAYS)
+def test_a_power_loss_at_any_moment_breaks_no_promise(
+    server: Server, step: Path, tmp_path: Path, name: str
+) -> None:
+    found = record(server, step, tmp_path, PROMISES[name].work)
+
+    assert found.first_fault(found.operations) == ""
+
+
+@pytest.mark.parametrize("name", MUTATED if FULL else ALWAYS)
+def test_every_sync_and_every_renaming_is_needed(
+    server: Server, step: Path, tmp_path: Path, name: str
+) -> None:
+    found = record(server, step, tmp_path, PROMISES[name].work)
+
+    survivors = [
+        named(found.operations[number], found.folder)
+        for number, rest in mutants(found.operations)
+        if not found.first_fault(rest, since=number)
+    ]
+
+    assert survivors == list(PROMISES[name].spare)
+
+
+def named(operation: Operation, folder: Path) -> str:
+    """What an operation does, without what differs in every run."""
+    words = f"{operation.kind} {operation.path.relative_to(folder)}"
+    return re.sub(r"(partial|replaced)-[0-9a-f]+|~.*", r"\1", words)
+
+
+def _recipient(folder: Path) -> str:
+    key = folder / "key.txt"
+    return recipient_of(key) if key.exists() else ""
