@@ -302,15 +302,6 @@ PROMISES = {
             is_new=lambda folder: sum_of_adapter(folder) == 4.0,
         )
     ),
-    "merge": Promise(
-        Work(
-            module="mds_data.cli",
-            argv=WORKS["merge"].argv,
-            prepare=stores,
-            is_old=absent("whole"),
-            is_new=verified(data_main, "whole"),
-        )
-    ),
     "repack": Promise(
         Work(
             module="mds_data.cli",
