@@ -70,7 +70,22 @@ def neox() -> transformers.PreTrainedModel:
     return transformers.GPTNeoXForCausalLM(config)
 
 
-MODELS = {"llama": llama, "gpt2": gpt2, "neox": neox}
+def qwen3() -> transformers.PreTrainedModel:
+    config = transformers.Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=POSITIONS,
+        tie_word_embeddings=False,
+    )
+    return transformers.Qwen3ForCausalLM(config)
+
+
+MODELS = {"llama": llama, "gpt2": gpt2, "neox": neox, "qwen3": qwen3}
 
 
 @pytest.fixture(params=MODELS)
@@ -150,5 +165,6 @@ def _named(options: dict[str, Any], model: Any) -> dict[str, Any]:
     """The family's own layer where one is to have another scale; peft's own targets otherwise."""
     if "alpha_pattern" not in options:
         return options
-    layer = {"llama": "q_proj", "gpt2": "c_fc", "gpt_neox": "dense"}[model.config.model_type]
+    layers = {"llama": "q_proj", "qwen3": "q_proj", "gpt2": "c_fc", "gpt_neox": "dense"}
+    layer = layers[model.config.model_type]
     return options | {"alpha_pattern": {layer: 32}, "target_modules": [layer]}
