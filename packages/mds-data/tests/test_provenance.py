@@ -84,7 +84,12 @@ def test_a_policy_file_says_what_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["allow = 3", "allow = [1]", "allowed = []", "x = ", "unknown = 1"]
+    "text",
+    [
+        *("allow = 3", "allow = [1]", "allowed = []", "x = ", "unknown = 1"),
+        *("[" + "a." * 100_000 + "a]", "#" * 2**21, "a = " + "[" * 10_000 + "]" * 10_000),
+    ],
+    ids=range(8),
 )
 def test_a_policy_file_with_a_mistake_is_refused(text: str) -> None:
     Path("p.toml").write_text(text)

@@ -65,7 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (OSError, MemoryError) as error:
-        return _fail(arguments, error, 4, _environment(error))
+        # A chain of links without an end is something that one was given, not a disk's fault.
+        code = 3 if getattr(error, "errno", None) == errno.ELOOP else 4
+        return _fail(arguments, error, code, _environment(error))
     except KeyboardInterrupt as error:
         return _fail(arguments, error, 4, "interrupted; nothing half-written was left behind")
     except _BUGS as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -135,8 +136,8 @@ def _absolute_paths(settings: Settings) -> Settings:
 
 def _absolute(value: str | tuple[str, ...]) -> str | tuple[str, ...]:
     if isinstance(value, str):
-        return value if "://" in value else str(Path(value).resolve())
-    return tuple(str(Path(path).resolve()) for path in value)
+        return value if "://" in value else os.path.realpath(value)
+    return tuple(os.path.realpath(path) for path in value)
 
 
 def check_new_run(config: TrainConfig) -> None:

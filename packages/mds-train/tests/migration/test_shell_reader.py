@@ -140,6 +140,17 @@ def test_what_only_a_machine_knows_stays_marked(tmp_path: Path) -> None:
     ]
 
 
+def test_a_quoted_text_ends_behind_what_only_a_machine_knows(tmp_path: Path) -> None:
+    reading = read(
+        tmp_path,
+        'X=$(date)\nrun="python pretrain_gpt.py --save \\"a$X\\" --num-layers 2"\neval $run\n',
+    )
+
+    arguments = reading.launches[0].arguments
+    assert unknown_parts(arguments[1]) == ["$(date)"]
+    assert arguments[2:] == ["--num-layers", "2"]
+
+
 def test_templates_filled_by_sed_and_sourced_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "template.json").write_text('{"train_batch_size": GBSIZE, "x": "a/MB"}\n')
     (tmp_path / "common.sh").write_text("LAYERS=6\n")

@@ -8,6 +8,7 @@ they were. What is read back is compared with its digest, always.
 from __future__ import annotations
 
 import hashlib
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -78,7 +79,7 @@ def back_up(
         LockedError: If another process writes there.
     """
     folder = Path(folder)
-    name = folder.resolve().name if name is None else name
+    name = Path(os.path.realpath(folder)).name if name is None else name
     if (fault := name_fault(name)) is not None or "~" in name:
         raise UsageError(f"the name {name!r} {fault or 'holds a ~'}; give another with --name")
     kind, files = files_of(folder)
@@ -101,7 +102,7 @@ def _check_place(place: Place, folder: Path) -> None:
     """Refuse to put backups where the originals lie."""
     if not isinstance(place, LocalPlace):
         return
-    root, own = place.root.resolve(), folder.resolve()
+    root, own = Path(os.path.realpath(place.root)), Path(os.path.realpath(folder))
     if root.is_relative_to(own) or root == own.parent:
         raise UsageError(
             f"{place.name} is where {printable(str(folder))} itself lies; name another place, best "

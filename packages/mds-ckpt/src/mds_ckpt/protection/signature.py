@@ -41,7 +41,7 @@ class SignatureCheck:
 
 def signature_beside(path: Path) -> Path:
     """Where the signature of a folder lies if nobody says otherwise."""
-    whole = path if path.name and path.name != ".." else path.resolve()
+    whole = path if path.name and path.name != ".." else Path(os.path.realpath(path))
     return whole.with_name(f"{whole.name}.sig")
 
 
@@ -108,7 +108,7 @@ def sign(
         RejectedError: The key is none, others can read it, or the folder holds a link or a device.
     """
     path, signature = _existing(path), signature.absolute()
-    if private_key.resolve().is_relative_to(path):
+    if Path(os.path.realpath(private_key)).is_relative_to(path):
         raise RejectedError(
             private_key,
             "the private key lies in the folder that it signs, and would be handed on with it",

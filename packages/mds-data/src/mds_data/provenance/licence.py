@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -12,6 +11,7 @@ from pathlib import Path
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
 from mds_data.errors import DataError
+from mds_data.provenance.small_toml import read_small_toml
 
 __all__ = ["PRESETS", "LicencePolicy", "check_expression", "read_policy"]
 
@@ -98,10 +98,7 @@ def read_policy(text: str) -> LicencePolicy:
             f"{text}: is neither a policy of ours ({', '.join(PRESETS)}) nor a file; a file holds "
             f'lines such as allow = ["CC-BY-*", "MIT"]'
         )
-    try:
-        members = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(f"{path}: is not a TOML file: {error}") from None
+    members = read_small_toml(path)
     odd = sorted(set(members) - {"allow", "deny", "unknown"})
     if odd:
         raise DataError(f"{path}: a policy has allow, deny and unknown, not {odd[0]!r}")

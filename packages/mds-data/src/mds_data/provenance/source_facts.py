@@ -12,7 +12,6 @@ import json
 import os
 import re
 import secrets
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -21,6 +20,7 @@ from typing import Any
 
 from mds_data.errors import DataError
 from mds_data.provenance.licence import check_expression
+from mds_data.provenance.small_toml import read_small_toml
 from mds_data.store.strict_json import parse_json
 
 __all__ = ["SIDECAR_END", "SourceRule", "SourceRules", "read_rules", "write_sidecar"]
@@ -95,10 +95,7 @@ def read_rules(path: Path) -> SourceRules:
     Raises:
         DataError: It holds something else.
     """
-    try:
-        members = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(f"{path}: is not a TOML file: {error}") from None
+    members = read_small_toml(path)
     tables = members.get("source")
     if set(members) != {"source"} or not isinstance(tables, list):
         raise DataError(f'{path}: must hold tables [[source]] with files = "..." and licence = ...')

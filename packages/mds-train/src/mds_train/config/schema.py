@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from mds_train.config.checkpoint import CheckpointConfig
@@ -264,16 +264,8 @@ def check_teacher(config: TrainConfig) -> None:
 
 def check_backup(config: TrainConfig) -> None:
     """The second place of checkpoints must be another one than the first."""
-    backup, run_dir = config.checkpoint.backup, Path(config.train.run_dir)
-    if (
-        backup is not None
-        and "://" not in backup
-        and Path(backup).resolve()
-        in (
-            run_dir.resolve(),
-            (run_dir / "checkpoints").resolve(),
-        )
-    ):
+    backup = config.checkpoint.backup
+    if backup is not None and "://" not in backup and _is_of_run(backup, config):
         raise ValueError(
             f"checkpoint.backup {backup} is the run's own folder; name another place, best on "
             f"another disk, or none (--checkpoint.backup none)."
@@ -282,5 +274,11 @@ def check_backup(config: TrainConfig) -> None:
 
 def continues_itself(config: TrainConfig) -> bool:
     """Whether checkpoint.load names the run's own folder: the original's `--save X --load X`."""
-    load, run_dir = config.checkpoint.load, Path(config.train.run_dir).resolve()
-    return load is not None and Path(load).resolve() in (run_dir, run_dir / "checkpoints")
+    load = config.checkpoint.load
+    return load is not None and _is_of_run(load, config)
+
+
+def _is_of_run(path: str, config: TrainConfig) -> bool:
+    """Whether a path is the run's folder, or its checkpoints'. Links without an end are neither."""
+    run_dir = os.path.realpath(config.train.run_dir)
+    return os.path.realpath(path) in (run_dir, os.path.realpath(f"{run_dir}/checkpoints"))

@@ -201,8 +201,9 @@ def _perplexity(options: argparse.Namespace, environment: Environment) -> Mappin
     from mds_train.evaluate.perplexity import measure_perplexity, read_texts
     from mds_train.evaluate.wikitext import detokenize
 
-    texts = read_texts(_existing(options.data))
+    data = _existing(options.data)
     with loaded(options, environment) as ready:
+        texts = read_texts(data)
         length = _length(options, ready)
         stride = length if options.stride is None else options.stride
         if not 1 <= stride <= length:

@@ -6,6 +6,7 @@ how a word splits is known only when its variables are.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -120,6 +121,9 @@ Command = Simple | If | Loop | Case | Function
 Block = tuple[Command, ...]
 
 _OPERATORS = ("&>>", "<<<", "<<-", "&&", "||", ";;", ">>", "<<", "&>", ">&", "<&", ">|", *"|&;()<>")
+_OPERATOR = re.compile("|".join(map(re.escape, _OPERATORS)))
+_PLAIN = re.compile(rf"""[^ \t\r\n'"\\$`|&;()<>{MARK[0]}]+""")
+"""Characters that mean themselves, quoted or not."""
 _ENDS = frozenset(("then", "do", "done", "fi", "elif", "else", "esac", "}"))
 _REDIRECTS = frozenset(("&>>", "&>", ">>", ">", ">&", "<", "<&", ">|", "<<<"))
 
@@ -188,7 +192,13 @@ class _Lexer:
         self._forward((len(self.text) if end < 0 else end) - self.at)
 
     def _operator(self) -> str:
-        return next((op for op in _OPERATORS if self.text.startswith(op, self.at)), "")
+        found = _OPERATOR.match(self.text, self.at)
+        return found.group() if found else ""
+
+    def _plain(self) -> str:
+        """What means itself from here on, one character at the least."""
+        found = _PLAIN.match(self.text, self.at)
+        return self._forward(found.end() - self.at if found else 1)
 
     def _after_operator(self, operator: str) -> Iterator[_Token]:
         line = self.line
@@ -253,7 +263,7 @@ class _Lexer:
             return [] if taken == "\\\n" else [Part("text", taken[1:], quoted=True)]
         if character in "$`":
             return [self._expansion(quoted=False)]
-        return [Part("text", self._forward(1), quoted=False)]
+        return [Part("text", self._plain(), quoted=False)]
 
     def quoted_parts(self, *, end: str) -> Word:
         """What stands between double quotes, or to the end of the text."""
@@ -265,14 +275,14 @@ class _Lexer:
             elif end and character == end:
                 self._forward(1)
                 return _joined(parts)
-            if self.text.startswith("\\\n", self.at):
+            elif self.text.startswith("\\\n", self.at):
                 self._forward(2)
             elif character == "\\" and self.text[self.at + 1 : self.at + 2] in tuple('$`"\\'):
                 parts.append(Part("text", self._forward(2)[1], quoted=True))
             elif character in "$`":
                 parts.append(self._expansion(quoted=True))
             else:
-                parts.append(Part("text", self._forward(1), quoted=True))
+                parts.append(Part("text", self._plain(), quoted=True))
         if end:
             raise ScriptError(f"line {self.line}: a quote is opened and never closed")
         return _joined(parts)

@@ -1,6 +1,6 @@
-"""Hostile files given to mds-train as checkpoints and configurations: one sentence, nothing is run.
+"""Hostile files given to every command as whatever it reads: one sentence, nothing is run.
 
-Every eighth of them always; all with the environment variable MDS_RELIABILITY=full.
+A few hundred of the meetings always; all with the environment variable MDS_RELIABILITY=full.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from doors import furnish
+from hostile_texts import hostile_texts
+from test_power_loss import write_step
 
 from mds_data import write_store
 
@@ -26,10 +29,10 @@ import hostile_folders  # noqa: E402
 import safetensors_attacks  # noqa: E402
 
 FULL = os.environ.get("MDS_RELIABILITY") == "full"
-EVERY = 1 if FULL else 8
+EVERY = 1 if FULL else 47
 
 pytestmark = [
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1500),
     pytest.mark.skipif(sys.platform == "win32", reason="FIFOs and resource limits are POSIX"),
 ]
 
@@ -43,33 +46,45 @@ def attacks(folder: Path) -> list[Path]:
         (folder / f"header-{number:02}.safetensors").write_bytes(build())
     special = corpus.special_files(folder.parent / "special")
     folders = hostile_folders.hostile_folders(folder.parent / "folders", folder.parent / "MARK")
-    return sorted([*folder.iterdir(), *special.values(), *folders.values()])
+    texts = hostile_texts(folder.parent / "texts", folder.parent / "MARK")
+    return sorted([*folder.iterdir(), *special.values(), *folders.values(), *texts])
 
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("training")
+    folder = tmp_path_factory.mktemp("doors")
     documents = [np.arange(40) % 64 for _ in range(5)]
     write_store(folder / "store", documents, vocab_size=64, eod_id=0)
     paths = attacks(folder / "attacks")
-    assert len(paths) >= 120
-    (folder / "paths.json").write_text(json.dumps([str(path) for path in paths[::EVERY]]))
+    write_step(folder, 3)
+    (folder / "step-3").rename(folder / "good")
+    furnish(folder)
+    assert len(paths) >= 133
+    (folder / "paths.json").write_text(json.dumps([str(path) for path in paths]))
     return folder
 
 
 @pytest.fixture(scope="module")
 def report(ground: Path) -> list[Mapping[str, Any]]:
-    script = Path(__file__).with_name("training_doors.py")
+    script = Path(__file__).with_name("open_doors.py")
     run = subprocess.run(
-        [sys.executable, str(script), str(ground), str(ground / "report.jsonl")],
+        [sys.executable, str(script), str(ground), str(ground / "report.jsonl"), str(EVERY)],
         capture_output=True,
         text=True,
-        timeout=800,
+        timeout=1400,
         env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"},
         check=False,
     )
     assert run.returncode == 0, run.stderr[-3000:]
     return [json.loads(line) for line in (ground / "report.jsonl").read_text().splitlines()]
+
+
+def is_refusal(line: Mapping[str, Any]) -> bool:
+    """A sentence and a code; or, of those that interpret nothing or report, no error of ours."""
+    finding = line["door"].endswith((" verify", " --policy"))
+    allowed = (0, 1, 2, 3) if line["lax"] or finding else (2, 3)
+    told = line["said"].strip() or line["code"] in (0, 1)
+    return line["code"] in allowed and told and "Traceback" not in line["said"]
 
 
 def test_nothing_that_a_file_says_is_run(report: list[Mapping[str, Any]], ground: Path) -> None:
@@ -78,11 +93,7 @@ def test_nothing_that_a_file_says_is_run(report: list[Mapping[str, Any]], ground
 
 
 def test_every_command_refuses_every_file_in_one_sentence(report: list[Mapping[str, Any]]) -> None:
-    wrong = [
-        line
-        for line in report
-        if line["code"] not in (2, 3) or "Traceback" in line["said"] or not line["said"].strip()
-    ]
+    wrong = [line for line in report if not is_refusal(line)]
 
     assert wrong == []
 
