@@ -293,6 +293,7 @@ def reliability(session: nox.Session) -> None:
     session.env["MDS_RELIABILITY"] = "full"
     run_tests(session, ROOT / "tests" / "reliability", *session.posargs)
     session.run("python", "benchmarks/hostile_files.py")
+    session.run("python", "benchmarks/crashes.py")
 
 
 @nox.session(default=False)
