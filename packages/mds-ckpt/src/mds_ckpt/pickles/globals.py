@@ -7,6 +7,7 @@ Nothing is imported either way. The verdict decides whether a file is read or re
 from __future__ import annotations
 
 import sys
+from functools import lru_cache
 from typing import Literal
 
 __all__ = ["Verdict", "judge"]
@@ -138,6 +139,7 @@ _DANGEROUS_PREFIXES = (
 )
 
 
+@lru_cache(maxsize=1024)
 def judge(module: str, name: str) -> Verdict:
     """Say what a global is.
 

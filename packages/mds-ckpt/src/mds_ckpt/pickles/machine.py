@@ -51,6 +51,10 @@ def _is_simple_key(value: object) -> bool:
     return isinstance(value, int) and value.bit_length() <= 64
 
 
+def _past_end(count: int) -> PickleError:
+    return PickleError(f"an argument of {count} bytes goes past the end of the pickle")
+
+
 class Machine:
     """Input, stack, marks and memo of one reading; ``position`` is the next byte to read."""
 
@@ -66,7 +70,7 @@ class Machine:
         "work",
     )
 
-    def __init__(self, data: bytes | memoryview, start: int, limits: PickleLimits) -> None:
+    def __init__(self, data: bytes, start: int, limits: PickleLimits) -> None:
         self.data = data
         self.position = start
         self.limits = limits
@@ -83,25 +87,36 @@ class Machine:
         """The next ``count`` bytes."""
         at = self.position
         if count < 0 or count > len(self.data) - at:
-            raise PickleError(f"an argument of {count} bytes goes past the end of the pickle")
+            raise _past_end(count)
         self.position = at + count
-        return bytes(self.data[at : at + count])
+        return self.data[at : at + count]
+
+    def byte(self) -> int:
+        """The next byte as a number. Most arguments are one, so it is not unpacked."""
+        at = self.position
+        if at >= len(self.data):
+            raise _past_end(1)
+        self.position = at + 1
+        return self.data[at]
 
     def number(self, layout: struct.Struct) -> int:
         """The next fixed-width integer."""
-        value: int = layout.unpack(self.take(layout.size))[0]
+        at, count = self.position, layout.size
+        if count > len(self.data) - at:
+            raise _past_end(count)
+        self.position = at + count
+        value: int = layout.unpack_from(self.data, at)[0]
         return value
 
     def line(self) -> str:
         """A text argument, up to the line break."""
         at, limit = self.position, self.limits.line
-        window = bytes(self.data[at : at + limit])
-        end = window.find(b"\n")
+        end = self.data.find(b"\n", at, at + limit)
         if end < 0:
             raise PickleError(f"a text argument is cut off or longer than {limit} characters")
-        self.position = at + end + 1
+        self.position = end + 1
         try:
-            return window[:end].decode("utf-8")
+            return self.data[at:end].decode("utf-8")
         except UnicodeDecodeError:
             raise PickleError("a text argument is not UTF-8") from None
 

@@ -14,13 +14,13 @@ __all__ = ["run"]
 
 _Operation = Callable[[Machine], None]
 
-_U1, _U2, _U4, _U8 = (struct.Struct(code) for code in ("<B", "<H", "<I", "<Q"))
+_U2, _U4, _U8 = (struct.Struct(code) for code in ("<H", "<I", "<Q"))
 _I4, _F8 = struct.Struct("<i"), struct.Struct(">d")
 _STOP = ord(".")
 
 
 def _proto(m: Machine) -> None:
-    version = m.number(_U1)
+    version = m.byte()
     if version > 5:
         raise PickleError(f"pickle protocol {version} is unknown")
 
@@ -213,20 +213,20 @@ _OPERATIONS: Mapping[int, _Operation] = MappingProxyType(
         ord("L"): _text_number,
         ord("F"): _text_float,
         ord("J"): lambda m: m.push(m.number(_I4)),
-        ord("K"): lambda m: m.push(m.number(_U1)),
+        ord("K"): lambda m: m.push(m.byte()),
         ord("M"): lambda m: m.push(m.number(_U2)),
-        0x8A: lambda m: _long(m, m.number(_U1)),
+        0x8A: lambda m: _long(m, m.byte()),
         0x8B: lambda m: _long(m, m.number(_I4)),
         ord("G"): lambda m: m.push(_F8.unpack(m.take(8))[0]),
         ord("S"): _text_string,
         ord("T"): lambda m: _byte_string(m, m.number(_U4)),
-        ord("U"): lambda m: _byte_string(m, m.number(_U1)),
+        ord("U"): lambda m: _byte_string(m, m.byte()),
         ord("V"): _unicode,
         ord("X"): lambda m: m.push(m.text(m.number(_U4))),
-        0x8C: lambda m: m.push(m.text(m.number(_U1))),
+        0x8C: lambda m: m.push(m.text(m.byte())),
         0x8D: lambda m: m.push(m.text(m.number(_U8))),
         ord("B"): lambda m: m.push(m.blob(m.number(_U4))),
-        ord("C"): lambda m: m.push(m.blob(m.number(_U1))),
+        ord("C"): lambda m: m.push(m.blob(m.byte())),
         0x8E: lambda m: m.push(m.blob(m.number(_U8))),
         0x96: lambda m: m.push(m.blob(m.number(_U8))),
         ord("]"): lambda m: m.push([]),
@@ -246,10 +246,10 @@ _OPERATIONS: Mapping[int, _Operation] = MappingProxyType(
         0x90: _add_items,
         0x91: _frozenset,
         ord("g"): lambda m: _get(m, _memo_index(m)),
-        ord("h"): lambda m: _get(m, m.number(_U1)),
+        ord("h"): lambda m: _get(m, m.byte()),
         ord("j"): lambda m: _get(m, m.number(_U4)),
         ord("p"): lambda m: _put(m, _memo_index(m)),
-        ord("q"): lambda m: _put(m, m.number(_U1)),
+        ord("q"): lambda m: _put(m, m.byte()),
         ord("r"): lambda m: _put(m, m.number(_U4)),
         0x94: lambda m: _put(m, len(m.memo)),
         ord("c"): _global,
@@ -268,7 +268,7 @@ _OPERATIONS: Mapping[int, _Operation] = MappingProxyType(
 def run(machine: Machine) -> Any:
     """Read one pickle to its STOP and return its value."""
     data, end = machine.data, len(machine.data)
-    at = machine.position
+    at, find = machine.position, _OPERATIONS.get
     try:
         for _ in range(machine.limits.operations):
             at = machine.position
@@ -277,7 +277,7 @@ def run(machine: Machine) -> Any:
             machine.position = at + 1
             if data[at] == _STOP:
                 return _finish(machine)
-            operation = _OPERATIONS.get(data[at])
+            operation = find(data[at])
             if operation is None:
                 raise PickleError(f"opcode 0x{data[at]:02x} is not one that a checkpoint uses")
             operation(machine)

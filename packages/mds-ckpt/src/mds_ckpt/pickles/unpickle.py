@@ -57,21 +57,23 @@ def unpickle_next(data: bytes, start: int, *, limits: PickleLimits = DEFAULT_LIM
     return Unpickled(value, machine.storages, machine.position)
 
 
-def _children(value: Any) -> tuple[Any, ...] | list[Any]:
+_Children = tuple[Any, ...] | list[Any]
+
+
+def _children(value: Any) -> _Children:
     if isinstance(value, list | tuple):
         return value
     if isinstance(value, dict):
         return [*value.keys(), *value.values()]
-    if isinstance(value, Namespace):
-        return list(value.fields.values())
     if isinstance(value, Opaque):
         return (value.args, value.kwargs, value.state, value.items)
-    if isinstance(value, set | frozenset):
-        return list(value)
-    return ()
+    if isinstance(value, Namespace):
+        return list(value.fields.values())
+    return list(value)
 
 
-_CONTAINERS = (list, tuple, dict, set, frozenset, Namespace, Opaque)
+_CONTAINERS = frozenset((list, tuple, dict, set, frozenset, Namespace, Opaque))
+"""All that can hold other values. The machine builds these themselves, never a class of theirs."""
 
 
 def _check_finite(root: Any, limits: PickleLimits) -> None:
@@ -82,35 +84,37 @@ def _check_finite(root: Any, limits: PickleLimits) -> None:
     """
     measured: dict[int, tuple[int, int]] = {}
     open_ids: set[int] = set()
-    pending: list[tuple[Any, bool]] = [(root, False)]
+    pending: list[tuple[Any, _Children | None]] = []
+    if type(root) in _CONTAINERS:
+        pending.append((root, None))
     while pending:
-        value, is_done = pending.pop()
-        if not isinstance(value, _CONTAINERS):
-            continue
-        if is_done:
+        value, children = pending.pop()
+        if children is not None:
             open_ids.discard(id(value))
-            measured[id(value)] = _measure(value, measured, limits)
+            measured[id(value)] = _measure(children, measured, limits)
         elif id(value) in open_ids:
             raise PickleError("a value contains itself")
         elif id(value) not in measured:
             open_ids.add(id(value))
             if len(open_ids) > limits.depth:  # they are the value's own containers
                 raise PickleError(f"containers are nested more than {limits.depth} deep")
-            pending.append((value, True))
-            pending.extend((child, False) for child in _children(value))
+            found = _children(value)
+            pending.append((value, found))
+            pending.extend((child, None) for child in found if type(child) in _CONTAINERS)
 
 
 def _measure(
-    value: Any, measured: Mapping[int, tuple[int, int]], limits: PickleLimits
+    children: _Children, measured: Mapping[int, tuple[int, int]], limits: PickleLimits
 ) -> tuple[int, int]:
     nodes, depth = 1, 0
-    for child in _children(value):
-        if isinstance(child, _CONTAINERS):
+    for child in children:
+        kind = type(child)
+        if kind in _CONTAINERS:
             child_nodes, child_depth = measured[id(child)]
             nodes += child_nodes
             depth = max(depth, child_depth)
         else:
-            nodes += 1 + (len(child) >> 8 if isinstance(child, str | bytes) else 0)
+            nodes += 1 + (len(child) >> 8 if kind is str or kind is bytes else 0)
     if nodes > limits.nodes:
         raise PickleError(f"one value stands for more than {limits.nodes} others")
     if depth >= limits.depth:
