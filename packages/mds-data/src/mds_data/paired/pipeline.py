@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -135,39 +134,35 @@ def write_parts(
         StoreError: The output exists.
     """
     check_free(config.output, overwrite=config.overwrite)
-    tokenizer = load_tokenizer(config.tokenizer)
     log, redacted = DropLog(), RedactionTally()
-    with ExitStack() as stack:
-        writer = stack.enter_context(_open_writer(config, tokenizer))
+    with _open_writer(config, load_tokenizer(config.tokenizer)) as writer:
         encoder = partial(_make_encoder, config, make)
         for batch in map_in_order(_batches(source), make=encoder, workers=config.workers):
             _take(batch, writer=writer, config=config, log=log, on_drops=on_drops)
             redacted.add(batch.redacted)
             if on_progress is not None:
-                on_progress(
-                    PartsProgress(
-                        source.bytes_read,
-                        source.bytes_total,
-                        writer.num_documents,
-                        writer.num_tokens,
-                    )
-                )
+                on_progress(_progress(source, writer))
         _check_not_empty(writer, source.names, log)
         transform = _transform(name, config, arguments) | {"report": log.as_json()}
         if config.redact is not None:
             transform["redaction"] = redacted.as_json()
         inputs = _input_facts(source.done, config)
         writer.commit(provenance={"inputs": inputs, "transforms": [transform]})
-        report = PartsReport(
-            output=config.output,
-            documents=writer.num_documents,
-            tokens=writer.num_tokens,
-            drops=log,
-            inputs=tuple(source.done),
-            redacted=None if config.redact is None else redacted,
-        )
     settle_output(config.output, overwrite=config.overwrite)
-    return report
+    return PartsReport(
+        output=config.output,
+        documents=writer.num_documents,
+        tokens=writer.num_tokens,
+        drops=log,
+        inputs=tuple(source.done),
+        redacted=None if config.redact is None else redacted,
+    )
+
+
+def _progress(source: _Source[Any], writer: StoreWriter) -> PartsProgress:
+    return PartsProgress(
+        source.bytes_read, source.bytes_total, writer.num_documents, writer.num_tokens
+    )
 
 
 def _transform(name: str, config: PartsConfig, arguments: Mapping[str, Any]) -> dict[str, Any]:
