@@ -23,13 +23,14 @@ from mds_ckpt.files.file_operations import (
     REAL,
     REPLACED,
     FileOperations,
+    make_folders,
     partial_path,
     remove_tree,
+    replace_file,
     write_file,
 )
 from mds_ckpt.files.lock import lock
 from mds_ckpt.files.regular_file import OpenFile, RegularFile, read_whole
-from mds_ckpt.files.sealed_folder import is_sealed, read_envelope
 from mds_ckpt.manifest import MANIFEST_NAME, CheckpointManifest, FileRecord
 
 __all__ = [
@@ -43,11 +44,13 @@ __all__ = [
     "digest",
     "find_latest",
     "lock",
+    "make_folders",
     "prune",
     "publish",
     "publish_files",
     "publish_folder",
     "read_manifest",
+    "replace_file",
     "settle_replaced",
     "stage",
     "step_folders",
@@ -71,9 +74,7 @@ def stage(root: Path, step: int, *, operations: FileOperations = REAL) -> Path:
     One process calls this (rank 0, which tells the others the name) and holds :func:`lock`:
     remains of saves that died are removed first.
     """
-    if not root.is_dir():
-        root.mkdir(parents=True)
-        operations.sync_folder(root.parent)
+    make_folders(root, operations=operations)
     clean(root, operations=operations)
     partial = partial_path(root / f"step-{step}")
     operations.make_folder(partial)
@@ -135,7 +136,7 @@ def publish_files(
     for name, data in last.items():
         write_file(partial / name, data, operations=operations)
     publish_folder(partial, target, operations=operations)
-    _replace_text(root / LATEST_NAME, f"{target.name}\n", operations=operations)
+    replace_file(root / LATEST_NAME, f"{target.name}\n".encode(), operations=operations)
     return target
 
 
@@ -163,13 +164,6 @@ def settle_replaced(old: Path, target: Path, *, operations: FileOperations = REA
     else:
         operations.rename(old, target)
         operations.sync_folder(target.parent)
-
-
-def _replace_text(path: Path, text: str, *, operations: FileOperations) -> None:
-    temporary = partial_path(path)
-    write_file(temporary, text.encode(), operations=operations)
-    operations.replace(temporary, path)
-    operations.sync_folder(path.parent)
 
 
 def clean(root: Path, *, operations: FileOperations = REAL) -> list[Path]:
@@ -269,6 +263,8 @@ def check_folder(folder: Path, *, digests: bool) -> CheckpointManifest:
 
 def check_files(folder: Path, *, digests: bool) -> None:
     """Refuse a checkpoint whose files are not all there; an encrypted one takes no key for it."""
+    from mds_ckpt.files.sealed_folder import is_sealed, read_envelope
+
     if not is_sealed(folder):
         check_folder(folder, digests=digests)
         return

@@ -10,12 +10,11 @@ import hashlib
 import json
 import math
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from mds_ckpt.errors import RejectedError, SealedError, UnsupportedError
 from mds_ckpt.escape import printable
@@ -31,6 +30,13 @@ SIZE_LIMIT = 256 << 20
 LARGEST = 2**63
 _DIGEST_MEMBER = "manifest_sha256"
 _NO_DIGEST = "0" * 64
+
+
+def _new_uuid() -> str:
+    # Imported late: reading a manifest makes none, and the module takes as long as json.
+    from uuid import uuid4
+
+    return str(uuid4())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,8 +114,8 @@ class CheckpointManifest:
     encryption: Mapping[str, Any] | None = None
     requires: tuple[str, ...] = ()
     format_version: str = FORMAT_VERSION
-    uuid: str = field(default_factory=lambda: str(uuid4()))
-    created: str = field(default_factory=lambda: f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}")
+    uuid: str = field(default_factory=_new_uuid)
+    created: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
     """RFC 3339, UTC."""
     has_digest: bool = False
     """Whether the file that this was read from carried a digest of itself."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.checks import Problem
-from mds_ckpt.encryption.keys import KeySource
 from mds_ckpt.formats import open_checkpoint
 from mds_ckpt.inspection import problems
+
+if TYPE_CHECKING:
+    from mds_ckpt.encryption.keys import KeySource
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

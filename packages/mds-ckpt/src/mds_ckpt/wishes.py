@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
-from mds_ckpt.encryption.keys import KeySource
 from mds_ckpt.errors import UsageError
 from mds_ckpt.files.file_operations import FileOperations
 from mds_ckpt.plan import Options
 from mds_ckpt.read_options import ReadOptions, Replicated
 from mds_ckpt.tensors.dtype import FLOATS
 from mds_ckpt.tensors.qkv import Layout
+
+if TYPE_CHECKING:
+    from mds_ckpt.encryption.keys import KeySource
 
 __all__ = ["Wishes", "options_of", "read_options_of"]
 

@@ -135,6 +135,8 @@ def _secrets(arguments: argparse.Namespace, prefix: str) -> dict[str, object]:
 
 
 def _source(found: dict[str, object]) -> KeySource | None:
+    if not any(found.values()):
+        return None
     from mds_ckpt.encryption.keys import KeySource
 
-    return KeySource(**found) if any(found.values()) else None  # type: ignore[arg-type]
+    return KeySource(**found)  # type: ignore[arg-type]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -124,7 +123,7 @@ REAL = FileOperations()
 
 def partial_path(target: Path, *, kind: str = PARTIAL) -> Path:
     """A fresh name beside ``target`` for writing what will become it."""
-    return target.with_name(f"{target.name}{kind}{secrets.token_hex(4)}")
+    return target.with_name(f"{target.name}{kind}{os.urandom(4).hex()}")
 
 
 def write_file(path: Path, data: bytes, *, operations: FileOperations = REAL) -> None:
@@ -132,6 +131,31 @@ def write_file(path: Path, data: bytes, *, operations: FileOperations = REAL) ->
     with operations.create_sized(path, len(data)) as file:
         operations.write(file, memoryview(data))
         operations.sync(file)
+
+
+def replace_file(path: Path, data: bytes, *, operations: FileOperations = REAL) -> None:
+    """Give a file new content that is there whole, also after a power loss, or not at all."""
+    temporary = partial_path(path)
+    try:
+        write_file(temporary, data, operations=operations)
+        operations.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    operations.sync_folder(path.parent)
+
+
+def make_folders(path: Path, *, operations: FileOperations = REAL) -> None:
+    """Create a folder and those above it that are missing, and force their names to the disk."""
+    if path.is_dir():
+        return
+    make_folders(path.parent, operations=operations)
+    try:
+        operations.make_folder(path)
+    except FileExistsError:
+        if not path.is_dir():  # else another process was quicker
+            raise
+    operations.sync_folder(path.parent)
 
 
 def remove_tree(path: Path, *, operations: FileOperations = REAL) -> None:

@@ -20,15 +20,18 @@ import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mds_ckpt.checkpoint import Checkpoint
 from mds_ckpt.checks import Problem, read_every_tensor
-from mds_ckpt.encryption.keys import KeySource
 from mds_ckpt.errors import RejectedError, UnknownFormatError, UsageError
 from mds_ckpt.escape import printable
 from mds_ckpt.plan import Options, Plan
 from mds_ckpt.read_options import ReadOptions
 from mds_ckpt.spelling import did_you_mean
+
+if TYPE_CHECKING:
+    from mds_ckpt.encryption.keys import KeySource
 
 __all__ = ["Format", "Problem", "all_formats", "open_checkpoint"]
 

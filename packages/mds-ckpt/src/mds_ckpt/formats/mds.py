@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mds_ckpt.checkpoint import Checkpoint, LazyTensor, PiecedTensor, StoredPiece
 from mds_ckpt.checks import Problem
 from mds_ckpt.commit import digest, find_latest, read_manifest, step_folders
-from mds_ckpt.encryption.keys import KeySource
 from mds_ckpt.errors import RejectedError, SealedError
 from mds_ckpt.files.file_operations import REAL, FileOperations, write_file
 from mds_ckpt.files.regular_file import RegularFile
@@ -31,7 +30,6 @@ from mds_ckpt.files.safetensors_file import (
     TensorSpec,
     WrittenFile,
 )
-from mds_ckpt.files.sealed_folder import SealedFolder, is_sealed, read_envelope
 from mds_ckpt.formats import Format, refuse_read_options
 from mds_ckpt.manifest import (
     MANIFEST_NAME,
@@ -49,6 +47,8 @@ from mds_ckpt.tensors.dtype import ITEM_SIZES, dtype_name
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from mds_ckpt.encryption.keys import KeySource
 
     Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -265,8 +265,11 @@ def open_mds(path: Path, options: ReadOptions | None = None) -> Checkpoint:
             )
         notes = [f"passed over: {reason}" for reason in reasons]
         folder = latest.folder
-    if options.key is not None and is_sealed(folder):
-        return _open_sealed(folder, options.key, options.expect, notes)
+    if options.key is not None:
+        from mds_ckpt.files.sealed_folder import is_sealed
+
+        if is_sealed(folder):
+            return _open_sealed(folder, options.key, options.expect, notes)
     manifest = read_manifest(folder)
     if options.expect is not None:
         _check_expected(folder / MANIFEST_NAME, options.expect)
@@ -285,6 +288,8 @@ def _check_expected(path: Path, expect: str) -> None:
 
 
 def _open_sealed(folder: Path, key: KeySource, expect: str | None, notes: list[str]) -> Checkpoint:
+    from mds_ckpt.files.sealed_folder import SealedFolder
+
     opened = SealedFolder(folder, key, expect=expect)
     path = folder / f"{MANIFEST_NAME} (sealed)"
     manifest = from_json(opened.contents.manifest, path=path)
@@ -391,6 +396,8 @@ def check_sealed(
 
 def check_envelope(folder: Path, *, data: bool) -> Iterator[Problem]:
     """What is wrong with the sealed bytes of an encrypted checkpoint; takes no key."""
+    from mds_ckpt.files.sealed_folder import read_envelope
+
     for name, (size, sha256) in read_envelope(folder).files.items():
         record = FileRecord(size=size, sha256=sha256)
         fault = _file_fault(RegularFile(folder / name), record, data=data)

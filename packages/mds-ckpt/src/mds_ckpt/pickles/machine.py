@@ -64,6 +64,7 @@ class Machine:
         "marks",
         "memo",
         "position",
+        "push",
         "stack",
         "storages",
         "tuple_keys",
@@ -75,6 +76,8 @@ class Machine:
         self.position = start
         self.limits = limits
         self.stack: list[Any] = []
+        self.push = self.stack.append
+        """Put a value on the stack. Half of all operations end so, hence no method of our own."""
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
         self.storages: dict[str, StorageRef] = {}
@@ -135,10 +138,6 @@ class Machine:
         return self.take(count)
 
     # The stack
-
-    def push(self, value: Any) -> None:
-        """Put a value on the stack."""
-        self.stack.append(value)
 
     def pop(self) -> Any:
         """Take the top value, but none from below the last MARK."""
