@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from rich.console import Console
 
+from mds_ckpt import commit
 from mds_train.config.loading import build
 from mds_train.errors import InputError
 from mds_train.launch import Environment
@@ -114,13 +116,12 @@ def test_a_full_disk_leaves_no_half_written_configuration_and_is_located(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings_of_new_run(file, [], environment=Environment(), prog="mds-train")
-    write_text = Path.write_text
 
-    def full(path: Path, data: str, **options: str) -> None:
-        write_text(path, data[:10], **options)
+    def full(_: commit.FileOperations, file: BinaryIO, data: memoryview) -> None:
+        file.write(data[:10])
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(commit.FileOperations, "write", full)
     with pytest.raises(OSError, match="No space left") as caught:
         perform(settings, environment=Environment(), console=Console(), resume=False)
 

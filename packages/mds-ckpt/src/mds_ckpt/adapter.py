@@ -23,7 +23,7 @@ from mds_ckpt.errors import RejectedError, UnsupportedError
 from mds_ckpt.escape import printable
 from mds_ckpt.families import choose
 from mds_ckpt.families.change import Transposed
-from mds_ckpt.files.file_operations import REAL, write_file
+from mds_ckpt.files.file_operations import REAL, make_folders, write_file
 from mds_ckpt.files.safetensors_file import SafetensorsWriter, TensorSpec
 from mds_ckpt.manifest import ModelRecord
 from mds_ckpt.stored import Stored, read_safetensors, values
@@ -311,9 +311,7 @@ class WrittenAdapter:
         tensors, columns = self._tensors()
         config = self._config(tensors, fan_in_fan_out=columns)
         text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-        if not folder.is_dir():
-            folder.mkdir(parents=True)
-            REAL.sync_folder(folder.parent)
+        make_folders(folder)
         weights, settings = (folder / f"{name}.partial" for name in (WEIGHTS_NAME, CONFIG_NAME))
         for path in (weights, settings):
             path.unlink(missing_ok=True)

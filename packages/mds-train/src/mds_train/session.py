@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mds_ckpt import commit
 from mds_train.config import TrainConfig
 from mds_train.config.loading import (
     Setting,
@@ -41,6 +42,7 @@ __all__ = [
     "perform",
     "settings_of_new_run",
     "settings_of_resumed_run",
+    "write_config",
 ]
 
 logger = logging.getLogger(__name__)
@@ -225,11 +227,11 @@ def perform(
 
 def _logged(job: _Job, *, device: torch.device) -> TrainResult:
     run_dir, rank = Path(job.config.train.run_dir), job.environment.rank
-    run_dir.mkdir(parents=True, exist_ok=True)
+    commit.make_folders(run_dir)
     with logging_to(run_dir, rank=rank, console=None, json_lines=job.config.watch.json_logs):
         try:
             if rank == 0 and not job.resume:
-                _write_config(run_dir / CONFIG_FILE, job.settings)
+                write_config(run_dir, job.settings)
             return _watched(job, device=device)
         except BaseException as error:
             if isinstance(error, OSError) and error.errno is not None and error.filename is None:
@@ -277,12 +279,11 @@ def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device)
 
 
-def _write_config(path: Path, settings: Settings) -> None:
-    """Keep the resolved configuration; where this run was to pause is no part of it."""
+def write_config(run_dir: Path, settings: Settings) -> None:
+    """Keep the resolved configuration, which a resumed run needs, past any power loss.
+
+    Where this run was to pause is no part of it.
+    """
+    commit.make_folders(run_dir)
     kept = {key: item for key, item in settings.items() if key != "train.exit_step"}
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_text(document_with_origins(kept), encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    commit.replace_file(run_dir / CONFIG_FILE, document_with_origins(kept).encode())

@@ -57,7 +57,7 @@ def back_up(
         )
     place = Path(place)
     root = place / "checkpoints"
-    root.mkdir(parents=True, exist_ok=True)
+    commit.make_folders(root)
     with commit.lock(root):
         copy = copy_checkpoint(source, root)
         if keep_last:
@@ -86,7 +86,7 @@ def backed_up_steps(url: str) -> list[int]:
 def bring_back(url: str, step: int, folder: Path, *, identity: str | None) -> Path:
     """Restore a backed-up checkpoint below a folder; one that is whole there is taken as it is."""
     target = folder / f"step-{step}"
-    folder.mkdir(parents=True, exist_ok=True)
+    commit.make_folders(folder)
     if target.exists() and not _is_whole(target):
         shutil.rmtree(target)
     if not target.exists():
@@ -171,9 +171,4 @@ def _is_whole(folder: Path, *, manifest: FileRecord | None = None) -> bool:
 def _copy_config(source: Path, target: Path) -> None:
     if not source.is_file():  # a run that was started from Python has none
         return
-    partial = target.with_name(target.name + ".partial")
-    try:
-        partial.write_bytes(source.read_bytes())
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    commit.replace_file(target, source.read_bytes())

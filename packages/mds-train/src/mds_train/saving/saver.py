@@ -197,7 +197,7 @@ class Saver:
         if not self._first:
             return None
         root = self._parts.checkpoints
-        root.mkdir(parents=True, exist_ok=True)
+        commit.make_folders(root)
         lock.enter_context(commit.lock(root))
         partial = commit.stage(root, state.iteration)
         sealing = new_sealing(self._settings)
