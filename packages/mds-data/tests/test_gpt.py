@@ -43,6 +43,19 @@ def test_samples_may_be_written_into(store):
     assert dataset[3]["position_ids"][5] == 5
 
 
+def test_samples_are_the_same_where_places_are_too_many_to_be_kept(store, documents, monkeypatch):
+    options = {"seq_length": 32, "num_samples": 300, "order": "megatron"}
+    kept = GPTDataset(store, **options)
+    monkeypatch.setattr("mds_data.datasets.gpt._ROWS_KEPT", 0)
+    taken = GPTDataset(store, **options)
+
+    for number in range(len(kept)):
+        pieces = kept.megatron_order.pieces(number)
+        expected = np.concatenate([documents[place][low:high] for place, low, high in pieces])
+        np.testing.assert_array_equal(kept.window(number), expected)
+        np.testing.assert_array_equal(taken.window(number), expected)
+
+
 def test_an_epoch_of_the_fast_order_shows_every_token_once(store, documents):
     row = np.concatenate(documents)
     dataset = GPTDataset(store, seq_length=7)

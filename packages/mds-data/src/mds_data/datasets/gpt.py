@@ -18,6 +18,11 @@ from mds_data.store.token_store import TokenStore
 
 __all__ = ["GPTDataset"]
 
+_INT64 = np.dtype(np.int64)
+"""Numpy takes a type object quicker than a type."""
+_ROWS_KEPT = 2**22
+"""Documents, repeats counted, whose places are kept in the order of reading: 64 MiB."""
+
 
 class GPTDataset:
     """Samples of ``seq_length`` tokens from a store, in an order that the seed computes.
@@ -136,14 +141,13 @@ class GPTDataset:
         return place
 
     def _sample(self, place: int) -> dict[str, NDArray[Any]]:
-        ids = self._window.read(place)
+        ids = self._window.read(place).astype(_INT64)
         if self._fill_in is not None:
             random = np.random.default_rng(mix(self.seed, place, 4))
-            ids = ids.astype(np.int64)
             ids = self._fill_in.rearranged(ids, eod_id=self.store.eod_id, random=random)
         sample: dict[str, NDArray[Any]] = {
-            "tokens": ids[:-1].astype(np.int64),  # two arrays: who masks one leaves the other
-            "labels": ids[1:].astype(np.int64),
+            "tokens": ids[:-1],
+            "labels": ids[1:].copy(),  # who masks one leaves the other
             "loss_mask": self._ones.copy(),
             "position_ids": self._positions.copy(),
         }
@@ -227,23 +231,37 @@ class _MegatronWindows:
         )
         # Start and length of each in one item of 16 bytes: taking one array costs half of two.
         self._table = np.stack([starts, lengths], axis=1).view(np.complex128).ravel()
+        documents = self.order.doc_index
+        # In the order of reading they lie side by side: a tenth off the time of a sample.
+        self._rows = (
+            self._table.take(documents).view(_INT64) if len(documents) <= _ROWS_KEPT else None
+        )
 
     def read(self, number: int) -> NDArray[Any]:
         """[s + 1] ids, as stored."""
-        documents, offset = self.order.documents(number)
         left = self._seq_length + 1
         read = self._store.tokens
         parts = []
-        pairs = self._table.take(documents).view(np.int64).tolist()
-        pairs[0] += offset
-        pairs[1] -= offset
-        each = iter(pairs)
+        each = iter(self._stretches(number))
         for start, length in zip(each, each, strict=True):
             count = length if length < left else left
             if count:
                 parts.append(read(start, start + count))
                 left -= count
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _stretches(self, number: int) -> list[int]:
+        """Start and length of what is left of each document that a sample crosses, in turn."""
+        first, stop, offset = self.order.places(number)
+        pairs: list[int]
+        if self._rows is not None:
+            pairs = self._rows[2 * first : 2 * stop].tolist()
+        else:
+            documents = self.order.doc_index[first:stop]
+            pairs = self._table.take(documents).view(_INT64).tolist()
+        pairs[0] += offset
+        pairs[1] -= offset
+        return pairs
 
 
 def _check_filled(

@@ -83,11 +83,16 @@ class MegatronOrder:
             self._lengths, self.doc_index, samples=len(self), seq_length=self._seq_length
         )
 
-    def documents(self, number: int) -> tuple[NDArray[Any], int]:
-        """The documents that sample ``number`` crosses, [n], and its first token in the first."""
+    def places(self, number: int) -> tuple[int, int, int]:
+        """First place and end in `doc_index` of sample ``number``, and its token to begin with."""
         sample = 2 * self.shuffle_index.item(number)
         first, offset, last, _ = self._borders[sample : sample + 4].tolist()
-        return self.doc_index[first : last + 1], offset
+        return first, last + 1, offset
+
+    def documents(self, number: int) -> tuple[NDArray[Any], int]:
+        """The documents that sample ``number`` crosses, [n], and its first token in the first."""
+        first, stop, offset = self.places(number)
+        return self.doc_index[first:stop], offset
 
     @cached_property
     def _borders(self) -> NDArray[np.int64]:
