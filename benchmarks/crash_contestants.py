@@ -7,6 +7,7 @@ everything else that somebody could still read there when that fails.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -157,6 +158,42 @@ class TorchRenamed(TorchInPlace):
         temporary = folder / "model.pt.tmp"
         self._torch.save(self._tensors(number), temporary)
         temporary.replace(folder / "model.pt")
+
+
+class DeepSpeedSteps(TorchInPlace):
+    """DeepSpeed's own engine for files in a folder for each step, then `latest`, in the order and
+    by the calls of its `save_checkpoint`; `latest` says what is loaded."""
+
+    title = "DeepSpeed, checkpoint engine and `latest`"
+    FILE = "mp_rank_00_model_states.pt"
+
+    def __init__(self) -> None:
+        super().__init__()
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        engine = importlib.import_module(
+            "deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine"
+        ).TorchCheckpointEngine()
+        # What its configuration's default sets; without a configuration it takes the older format.
+        engine.zipfile_serialization = True
+        self._engine = engine
+
+    def save(self, folder: Path, number: int) -> None:
+        tag = f"global_step{3 if number == OLD else 5}"
+        (folder / tag).mkdir(parents=True, exist_ok=True)
+        self._engine.save({"module": self._tensors(number)}, str(folder / tag / self.FILE))
+        with (folder / "latest").open("w") as file:
+            file.write(tag)
+
+    def load(self, folder: Path) -> State:
+        return self._read(folder / (folder / "latest").read_text().strip() / self.FILE)
+
+    def _read(self, path: Path) -> State:
+        found = self._engine.load(str(path), map_location="cpu")["module"]
+        return {name: tensor.numpy() for name, tensor in found.items()}
+
+    def by_hand(self, folder: Path) -> Iterator[Callable[[], State]]:
+        for path in folder.glob(f"global_step*/{self.FILE}"):
+            yield lambda path=path: self._read(path)
 
 
 class Distributed(TorchInPlace):
@@ -323,6 +360,7 @@ CONTESTANTS: Mapping[str, type[Any]] = {
     "store": OurStore,
     "torch": TorchInPlace,
     "renamed": TorchRenamed,
+    "deepspeed": DeepSpeedSteps,
     "dcp": Distributed,
     "dcp-steps": DistributedSteps,
     "safetensors": SafetensorsFile,

@@ -1,4 +1,4 @@
-"""What is left of saved work after accidents: ours, torch, DCP, safetensors, zarr.
+"""What is left of saved work after accidents: ours, torch, DeepSpeed, DCP, safetensors, zarr.
 
     python benchmarks/crashes.py [CONTESTANT ...]
 
