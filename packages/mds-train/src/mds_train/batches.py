@@ -9,6 +9,8 @@ Letters: ``b`` micro batch, ``s`` sequence.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,6 +33,9 @@ __all__ = [
     "collate",
     "stacked",
 ]
+
+_FINGERPRINTS = 4
+"""Samples that stand for the order: another shuffle hardly leaves one of them in its place."""
 
 
 class Samples(Protocol):
@@ -223,15 +228,32 @@ class BatchReader:
         self._dataset, self._collate = dataset, collate
         self._sizes = sizes
         # The dataset shuffles; the sampler deals out.
-        self._sampler = ResumableSampler(
-            len(dataset),
+        self._make_sampler = functools.partial(
+            ResumableSampler,
             global_batch_size=sizes.final,
             micro_batch_size=micro_batch_size,
             rank=rank,
             num_ranks=size,
         )
+        self._sampler = self._make_sampler(len(dataset))
         self._pool = ThreadPoolExecutor(workers) if workers else None
         self._ahead: dict[int, list[Future[ModelInput]]] = {}
+
+    def __len__(self) -> int:
+        """Samples that can be read."""
+        return len(self._dataset)
+
+    def lengthen(self, dataset: Samples) -> None:
+        """Read on in a longer dataset, which begins with the same samples."""
+        self._dataset, self._sampler = dataset, self._make_sampler(len(dataset))
+
+    def fingerprints(self) -> list[int]:
+        """A number for each of the first samples, by which another order is known."""
+        first = [self._dataset[number] for number in range(min(_FINGERPRINTS, len(self)))]
+        return [
+            zlib.crc32(b"".join(np.asarray(sample[key]).tobytes() for key in sorted(sample)))
+            for sample in first
+        ]
 
     def read(self, consumed_samples: int) -> list[ModelInput]:
         """This rank's micro batches of the global batch that begins there."""

@@ -21,7 +21,9 @@ from mds_core.sharding import ParameterShard, flat_pieces
 from mds_train.assembly import Parts
 from mds_train.changed_settings import changed_settings
 from mds_train.config import CheckpointConfig
+from mds_train.config.batch_growth import BatchSizes
 from mds_train.config.schema import continues_itself
+from mds_train.data.building import training_samples
 from mds_train.data.families import kind_of_samples
 from mds_train.engines.interface import Fragment
 from mds_train.exchange import attempt_on_all
@@ -72,7 +74,20 @@ def start_state(parts: Parts, *, resume: bool) -> Origin:
     source = attempt_on_all(lambda: _find(parts, resume=resume))[0]
     if source is None:
         return Origin(state=TrainState())
-    return _load(parts, source)
+    origin = _load(parts, source)
+    _lengthen_data(parts, origin.state)
+    return origin
+
+
+def _lengthen_data(parts: Parts, state: TrainState) -> None:
+    """Have samples for the steps that are left, where the batches before were larger ones."""
+    config = parts.config
+    steps = max(config.train.train_steps - state.iteration, 0)
+    sizes = BatchSizes.from_config(config.train)
+    needed = sizes.consumed_after(steps, since=state.consumed_samples)
+    # Megatron's order would be another one.
+    if needed > len(parts.reader) and config.data.order != "megatron":
+        parts.reader.lengthen(training_samples(config, parts.stores, at_least=needed))
 
 
 def _find(parts: Parts, *, resume: bool) -> _Source | None:
@@ -345,7 +360,22 @@ def _data_differences(parts: Parts, saved: Mapping[str, Any]) -> list[str]:
         a and b and a != b for a, b in zip(stores, here, strict=True)
     ):
         now["data.stores"] = (stores, here)
-    return [f"{key} {old} -> {new}" for key, (old, new) in now.items() if old != new]
+    found = [f"{key} {old} -> {new}" for key, (old, new) in now.items() if old != new]
+    return found or _other_samples(parts, sampler.get("fingerprints") or ())
+
+
+def _other_samples(parts: Parts, saved: Sequence[int]) -> list[str]:
+    """What no setting tells: the samples themselves, of which the first stand for all."""
+    pairs = zip(saved, parts.reader.fingerprints(), strict=False)
+    if all(old == new for old, new in pairs):
+        return []
+    why = "the stores hold other tokens"
+    if parts.config.data.order == "megatron":
+        why = (
+            'data.order "megatron" shuffles the samples of all steps together, so '
+            "train.train_steps and train.global_batch_size must be as they were"
+        )
+    return [f"the first samples are others: {why}"]
 
 
 def fill(

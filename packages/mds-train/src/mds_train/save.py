@@ -260,6 +260,7 @@ def _data_record(parts: Parts, state: TrainState) -> dict[str, Any]:
             "split": data.split,
             "order": data.order,
             "weights": list(data.weights),
+            "fingerprints": parts.reader.fingerprints(),
             **kind_of_samples(parts.config),
         },
         "stores": [

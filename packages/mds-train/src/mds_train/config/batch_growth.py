@@ -42,9 +42,9 @@ class BatchSizes:
         done = consumed_samples * increments // max(self.ramp_samples, 1)
         return min(self.start + done * self.increment, self.final)
 
-    def consumed_after(self, steps: int) -> int:
-        """Samples of the first so many steps."""
-        consumed = 0
+    def consumed_after(self, steps: int, *, since: int = 0) -> int:
+        """Samples that are consumed after so many steps, where it were ``since`` before them."""
+        consumed = since
         for step in range(steps):
             size = self.at(consumed)
             if size == self.final:

@@ -94,9 +94,17 @@ def epoch_lengths(config: TrainConfig, stores: Stores) -> list[int]:
     ]
 
 
-def training_samples(config: TrainConfig, stores: Stores) -> Samples:
-    """The samples of all steps, in the order in which they are consumed."""
+def training_samples(config: TrainConfig, stores: Stores, *, at_least: int = 0) -> Samples:
+    """The samples of all steps, in the order in which they are consumed.
+
+    Args:
+        config: The run.
+        stores: Its open stores.
+        at_least: So many samples where the steps need fewer: a resumed run's batches may have been
+            larger before.
+    """
     needed = BatchSizes.from_config(config.train).consumed_after(config.train.train_steps)
+    needed = max(needed, at_least)
     return _mixed(
         config,
         stores.training,
