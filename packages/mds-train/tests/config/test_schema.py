@@ -217,6 +217,16 @@ def test_the_batch_must_divide_over_the_ranks(tmp_path: Path) -> None:
         config.check_world(3)
 
 
+@pytest.mark.parametrize("inner", ["", "checkpoints"])
+def test_weights_alone_are_not_taken_of_the_run_itself(tmp_path: Path, inner: str) -> None:
+    own = tiny_config(tmp_path).train.run_dir
+
+    with pytest.raises(ValueError, match=r"is the run's own folder.*another train.run_dir"):
+        tiny_config(
+            tmp_path, checkpoint={"load": str(Path(own) / inner), "load_weights_only": True}
+        )
+
+
 def test_ranks_that_the_layout_does_not_divide_are_refused() -> None:
     with pytest.raises(ValueError, match="5 ranks cannot be divided by tp_size 2"):
         ParallelConfig(tp_size=2).dp_size(5)

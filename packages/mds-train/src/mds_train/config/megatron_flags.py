@@ -175,7 +175,7 @@ def _outcome(flag: OldFlag, *, typed: str, values: Sequence[str], names: frozens
         case _:
             raise AssertionError(flag)
     settings = {key: Setting(value=value, origin=origin) for key, value in fields.items()}
-    note = flag.note if isinstance(flag, Value) else ""
+    note = flag.note if isinstance(flag, (Value, Switch)) else ""
     remark = f"{typed} sets {', '.join(fields)}: {note}." if note else ""
     return Outcome(typed=typed, values=given, settings=settings, remark=remark)
 

@@ -39,6 +39,8 @@ class Switch(OldFlag):
     values: Mapping[str, Any]
     against: str = ""
     """The flag that it contradicts."""
+    note: str = ""
+    """A warning, where the new meaning is not quite the old one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -95,7 +95,11 @@ _CHECKPOINT: tuple[OldFlag, ...] = (
         instead="--override-opt_param-scheduler uses the new schedule at the old progress",
     ),
     Switch(names=("--finetune",), values={"checkpoint.load_weights_only": True}),
-    Switch(names=("--no-load-optim",), values={"checkpoint.load_weights_only": True}),
+    Switch(
+        names=("--no-load-optim",),
+        values={"checkpoint.load_weights_only": True},
+        note="steps, schedule and data start afresh too, which the original goes on with",
+    ),
     Ignored(
         names=("--no-load-rng",),
         reason="no generator's state is kept: dropout follows seed and sample",

@@ -91,6 +91,7 @@ class TrainConfig:
         check_muon(self)
         check_adapters(self)
         check_teacher(self)
+        check_fresh_start(self)
         check_whole_heads(self.model, self.parallel)
         check_sequence_shares(self.data, self.parallel)
         check_stages(self.model, self.parallel)
@@ -260,6 +261,16 @@ def check_teacher(config: TrainConfig) -> None:
     for why, is_so in wrong.items():
         if is_so:
             raise ValueError(f"distill.teacher is set, and distillation {why}.")
+
+
+def check_fresh_start(config: TrainConfig) -> None:
+    """A run that goes on with itself takes everything, so weights alone are another run's."""
+    if config.checkpoint.load_weights_only and continues_itself(config):
+        raise ValueError(
+            f"checkpoint.load_weights_only (--finetune, --no-load-optim) starts a run afresh, but "
+            f"checkpoint.load {config.checkpoint.load} is the run's own folder, which it would go "
+            f"on with; choose another train.run_dir (--save), or leave load_weights_only out."
+        )
 
 
 def check_backup(config: TrainConfig) -> None:
