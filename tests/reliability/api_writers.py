@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mds_ckpt import commit, open_checkpoint
 from mds_ckpt.adapter import Factors, WrittenAdapter
@@ -30,10 +31,20 @@ def append(store: str) -> None:
     append_documents(store, [chance.integers(0, 64, 40) for _ in range(5)])
 
 
+def begun(store: str, *, resume: bool = False) -> StoreWriter:
+    """A writer of a store in small chunks."""
+    return StoreWriter(store, vocab_size=64, eod_id=0, chunk_tokens=64, resume=resume)
+
+
+def documents_of_unfinished() -> NDArray[np.int64]:
+    """Eight documents of forty tokens."""
+    return np.random.default_rng(9).integers(0, 64, (8, 40))
+
+
 def unfinished(store: str) -> None:
     """Begin a store, and keep what is there for a later process."""
-    with StoreWriter(store, vocab_size=64, eod_id=0, chunk_tokens=64) as writer:
-        for document in np.random.default_rng(9).integers(0, 64, (8, 40)):
+    with begun(store) as writer:
+        for document in documents_of_unfinished():
             writer.add(document)
         writer.checkpoint({"reached": 8})
 
