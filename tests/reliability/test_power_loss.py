@@ -40,6 +40,7 @@ from mds_ckpt.encryption.keys import new_identity
 from mds_ckpt.families import choose
 from mds_ckpt.formats.mds import merge_rank_files, write_rank_file
 from mds_ckpt.manifest import CheckpointManifest, ModelRecord
+from mds_ckpt.protection.signature import new_signing_key
 from mds_ckpt.target_folder import remove_remains
 from mds_data import open_store
 
@@ -102,6 +103,16 @@ KEY = "{}/key.txt"
 def with_key(folder: Path, step: Path) -> None:
     checkpoint(folder, step)
     (folder / "recipient.txt").write_text(new_identity(folder / "key.txt") + "\n")
+
+
+def with_signing_key(folder: Path, step: Path) -> None:
+    pytest.importorskip("model_signing")
+    checkpoint(folder, step)
+    new_signing_key(folder / "key.pem")
+
+
+def signed(folder: Path) -> bool:
+    return quietly(ckpt_main, "verify", folder / "step-1", "--public-key", folder / "key.pem.pub")
 
 
 def sealed(folder: Path, step: Path) -> None:
@@ -344,6 +355,15 @@ PROMISES = {
             prepare=with_key,
             is_old=lambda folder: not (folder / "sealed").exists(),
             is_new=lambda folder: opens(folder, "key.txt"),
+        )
+    ),
+    "sign": Promise(
+        Work(
+            module="mds_ckpt.cli",
+            argv=["sign", "{}/step-1", "--private-key", "{}/key.pem"],
+            prepare=with_signing_key,
+            is_old=lambda folder: not (folder / "step-1.sig").exists(),
+            is_new=signed,
         )
     ),
     "rotate a key": Promise(
