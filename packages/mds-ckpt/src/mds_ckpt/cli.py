@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -41,9 +40,6 @@ _BUGS: tuple[type[Exception], ...] = (
     *(NameError, RuntimeError, TypeError, ValueError),
 )
 """What a fault of our own raises."""
-_NEW_OBJECTS = 50_000
-"""After so many, cycles are looked for. A command makes many records that it keeps and hardly any
-cycle, so that looking after 700, as Python does, is a tenth of the time that it takes to start."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,8 +47,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    if argv is None:
-        gc.set_threshold(_NEW_OBJECTS)
     words = list(sys.argv[1:] if argv is None else argv)
     arguments = build_parser().parse_args([*map(new_spelling, words[:1]), *words[1:]])
     command: Callable[[argparse.Namespace], int] = arguments.command
