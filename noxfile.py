@@ -289,7 +289,8 @@ def fuzz(session: nox.Session) -> None:
 def reliability(session: nox.Session) -> None:
     """The whole crash programme and all hostile files (CI runs a part); Ray and a killed worker."""
     served = extra("mds-train", "serve")  # its server is one of the doors for hostile files
-    install_wheels(session, PACKAGES, *ALL_TEST_TOOLS, *PEERS, *served, "ray")
+    signing = extra("mds-ckpt", "signing")
+    install_wheels(session, PACKAGES, *ALL_TEST_TOOLS, *PEERS, *served, *signing, "ray")
     session.env["MDS_RELIABILITY"] = "full"
     run_tests(session, ROOT / "tests" / "reliability", *session.posargs)
     session.run("python", "benchmarks/hostile_files.py")
