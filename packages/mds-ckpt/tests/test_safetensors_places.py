@@ -63,6 +63,18 @@ def test_a_system_call_that_takes_a_part_is_called_again(
     check(tmp_path / "x")
 
 
+@pytest.mark.skipif(not hasattr(os, "pwrite"), reason="the system writes at the file's position")
+def test_a_part_that_the_system_only_claims_to_have_taken_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "pwrite", lambda _fd, _data, _at: 7)
+
+    with pytest.raises(OSError, match="took less than it said") as caught:
+        PlacedSafetensors(tmp_path / "x", SPECS)
+
+    assert caught.value.filename == str(tmp_path / "x")
+
+
 @pytest.mark.parametrize(
     ("written", "reason"),
     [

@@ -46,11 +46,15 @@ class FileOperations:
                 raise OSError(errno.EIO, "The system took less than it said that it had written")
 
     def write_at(self, file: BinaryIO, data: memoryview, offset: int) -> None:
-        """Write all of ``data`` at ``offset``; from any thread."""
+        """Write all of ``data`` at ``offset``, from any thread; what is cut short is read again."""
         done = 0
         with _naming(file):
             while done < len(data):
-                done += _write_at(file, data[done : done + (64 << 20)], offset + done)
+                part = data[done : done + (64 << 20)]
+                taken = _write_at(file, part, offset + done)
+                if taken < len(part):
+                    _check_taken(file, part[:taken], offset + done)
+                done += taken
 
     def sync(self, file: BinaryIO) -> None:
         """Force a file's bytes to the disk."""
@@ -105,6 +109,14 @@ else:  # pragma: no cover - Windows
         with _POSITION:
             file.seek(offset)
             return file.write(data)
+
+
+def _check_taken(file: BinaryIO, data: memoryview, offset: int) -> None:
+    """A disk that takes a part only is in trouble: believe what it holds, not what it says."""
+    with Path(file.name).open("rb", buffering=0) as written:
+        written.seek(offset)
+        if written.read(len(data)) != data:
+            raise OSError(errno.EIO, "The system took less than it said that it had written")
 
 
 @contextmanager
