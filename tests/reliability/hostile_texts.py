@@ -34,8 +34,8 @@ def hostile_texts(folder: Path, mark: Path) -> list[Path]:
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     (folder / "T19_zeros.json").write_bytes(b"{" + bytes(1_000_000))
-    with (folder / "T20_gigabyte.toml").open("wb") as file:
-        file.truncate(2**30)
+    with (folder / "T20_hole.toml").open("wb") as file:
+        file.truncate(600 * 2**20)
     return sorted(folder.iterdir())
 
 

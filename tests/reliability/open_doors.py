@@ -26,7 +26,8 @@ from typing import Any
 
 from doors import Door, doors
 
-SECONDS = 10
+HANGS = 60
+"""Seconds by the clock, which a busy machine stretches."""
 MEMORY = 12 * 2**30
 
 
@@ -54,7 +55,7 @@ def in_time() -> Iterator[None]:
         raise TooSlow
 
     signal.signal(signal.SIGALRM, late)
-    signal.alarm(SECONDS)
+    signal.alarm(HANGS)
     try:
         yield
     finally:
@@ -63,7 +64,7 @@ def in_time() -> Iterator[None]:
 
 def open_by(door: Door) -> dict[str, Any]:
     """What a command makes of it."""
-    said, began = io.StringIO(), time.monotonic()
+    said, began = io.StringIO(), time.process_time()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
         with in_time(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
@@ -78,7 +79,7 @@ def open_by(door: Door) -> dict[str, Any]:
     return {
         "code": code,
         "said": said.getvalue(),
-        "seconds": time.monotonic() - began,
+        "cpu_seconds": time.process_time() - began,
         "grown_mb": grown // 1024,
     }
 

@@ -385,9 +385,8 @@ def trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     return {name: each for name, each in model.named_parameters() if each.requires_grad}
 
 
-def train(cell: Cell, layout: Layout) -> Trace:
+def train(cell: Cell, groups: ProcessGroups) -> Trace:
     """Three plain AdamW steps; every rank returns the same global trace."""
-    groups = ProcessGroups.build(layout)
     if cell.broken is None:
         return _train(cell, groups)
     with mock.patch.object(getattr(collectives, cell.broken), "backward", _no_communication):
@@ -396,7 +395,8 @@ def train(cell: Cell, layout: Layout) -> Trace:
 
 def train_all(cells: dict[str, Cell], layout: Layout) -> dict[str, Trace]:
     """Several runs in the same processes."""
-    return {name: train(cell, layout) for name, cell in cells.items()}
+    groups = ProcessGroups.build(layout)  # once: gloo keeps the threads of every group
+    return {name: train(cell, groups) for name, cell in cells.items()}
 
 
 def ulysses_report() -> dict:

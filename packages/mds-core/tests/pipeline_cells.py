@@ -230,11 +230,11 @@ def own_share(batch: dict[str, torch.Tensor], groups: ProcessGroups) -> dict[str
     return rows_of | {"cumulative_lengths": bounds.clamp(0, share * length).unique()}
 
 
-def build_pipeline(pipeline_cell: PipelineCell, layout: Layout) -> Pipeline:
+def build_pipeline(pipeline_cell: PipelineCell, groups: ProcessGroups) -> Pipeline:
     cell, sizes = pipeline_cell.cell, pipeline_cell.sizes
     return Pipeline(
         cell.config,
-        ProcessGroups.build(layout),
+        groups,
         micro_batches=pipeline_cell.micro_batches,
         schedule=pipeline_cell.schedule,
         stages=None if sizes is None else stages_of(sizes),
@@ -251,7 +251,7 @@ def with_teacher(pipeline: Pipeline, pipeline_cell: PipelineCell) -> None:
     config = teacher_of(pipeline_cell.cell.config)
     cell = Cell(config=config, execution=pipeline_cell.cell.execution)
     like = replace(pipeline_cell, cell=cell, sizes=None)
-    teacher = build_pipeline(like, pipeline.groups.layout)
+    teacher = build_pipeline(like, pipeline.groups)
     enlarge(teacher.canonical_parameters())
     pipeline.set_teacher(teacher, DISTILLATION)
 
@@ -269,10 +269,10 @@ def enlarge(parameters: dict[str, torch.nn.Parameter], *, factor: float = 5.0) -
             parameter.mul_(factor)
 
 
-def train_pipeline(pipeline_cell: PipelineCell, layout: Layout) -> dict:
+def train_pipeline(pipeline_cell: PipelineCell, groups: ProcessGroups) -> dict:
     """Steps of plain AdamW; returns the losses and this rank's stages, joined over tp."""
     cell = pipeline_cell.cell
-    pipeline = build_pipeline(pipeline_cell, layout)
+    pipeline = build_pipeline(pipeline_cell, groups)
     if pipeline_cell.broken:
         pipeline._shared.sum_gradients = lambda: None
     parameters = pipeline.canonical_parameters()
@@ -312,7 +312,8 @@ def train_pipeline(pipeline_cell: PipelineCell, layout: Layout) -> dict:
 
 def train_pipelines(cells: dict[str, PipelineCell], layout: Layout) -> dict[str, dict]:
     """Several runs in the same processes."""
-    return {name: train_pipeline(cell, layout) for name, cell in cells.items()}
+    groups = ProcessGroups.build(layout)  # once: gloo keeps the threads of every group
+    return {name: train_pipeline(cell, groups) for name, cell in cells.items()}
 
 
 def joined(ranks: list[dict]) -> Trace:
@@ -334,13 +335,13 @@ def joined(ranks: list[dict]) -> Trace:
 
 def count_all(layout: Layout) -> dict[str, dict]:
     """Operations of the matrix products of a step, and gradients after one and two steps."""
-    counts = {}
+    counts, groups = {}, ProcessGroups.build(layout)
     for recompute in ("none", "full", "modules"):
         for schedule in ("1f1b", "zb-h1"):
             listed = ("norm", "activation") if recompute == "modules" else ()
             execution = Execution(recompute=recompute, recompute_modules=listed)
             cell = Cell(config=DEEP, execution=execution)
-            pipeline = build_pipeline(PipelineCell(cell=cell, schedule=schedule), layout)
+            pipeline = build_pipeline(PipelineCell(cell=cell, schedule=schedule), groups)
             batch = big_batch(DEEP, 0)
             with FlopCounterMode(display=False) as counter:
                 pipeline.step(**batch)
@@ -353,9 +354,9 @@ def count_all(layout: Layout) -> dict[str, dict]:
 
 def ran_all(layout: Layout) -> dict[str, dict]:
     """The passes of one step of every schedule, as torch's stages really ran them."""
-    ran = {}
+    ran, groups = {}, ProcessGroups.build(layout)
     for name in SCHEDULES:
-        pipeline = build_pipeline(CELLS[name], layout)
+        pipeline = build_pipeline(CELLS[name], groups)
         steps: list[tuple[str, int, int]] = []
         with (
             mock.patch.object(PipelineStage, "forward_one_chunk", recorder(steps, "F")),

@@ -227,10 +227,11 @@ def _lambada(options: argparse.Namespace, environment: Environment) -> Mapping[s
     from mds_train.evaluate.lambada import measure_lambada
     from mds_train.evaluate.perplexity import read_texts
 
-    texts = read_texts(_existing(options.data))
-    if options.data.suffix != ".jsonl":
-        texts = [line for line in texts[0].split("\n") if line.strip()]
+    data = _existing(options.data)
     with loaded(options, environment) as ready:
+        texts = read_texts(data)
+        if data.suffix != ".jsonl":
+            texts = [line for line in texts[0].split("\n") if line.strip()]
         found = measure_lambada(
             ready.model,
             texts,
