@@ -14,7 +14,11 @@ from typing import Any
 from mds_train.config import TrainConfig
 from mds_train.engines.deepspeed_config import deepspeed_config
 from mds_train.errors import InputError
-from mds_train.migration.deepspeed_json import parse_json, read_deepspeed_json
+from mds_train.migration.deepspeed_json import (
+    parse_json,
+    read_deepspeed_json,
+    read_settings_text,
+)
 
 __all__ = ["check_own_json", "merged_json", "with_own_json", "zero_settings"]
 
@@ -105,7 +109,7 @@ def with_own_json(derived: Mapping[str, Any], *, config: TrainConfig) -> dict[st
     path = Path(name)
     if not path.is_file():
         raise InputError(f"{name}: there is no such file (engine.deepspeed_config); check it.")
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = read_settings_text(path)
     merged, passed = merged_json(
         parse_json(text, name=name), derived=derived, config=config, name=name
     )

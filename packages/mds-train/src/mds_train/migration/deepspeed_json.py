@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from mds_train.errors import InputError
 
-__all__ = ["JsonFindings", "parse_json", "read_deepspeed_json"]
+__all__ = ["JsonFindings", "parse_json", "read_deepspeed_json", "read_settings_text"]
+
+_LARGEST_FILE = 2**22
 
 _IDLE = {
     "gradient_accumulation_steps": "it follows from the batch sizes",
@@ -87,6 +90,19 @@ class JsonFindings:
         """Take a value over."""
         self.settings[key] = value
         self.places[key] = place
+
+
+def read_settings_text(path: Path) -> str:
+    """Read a file of settings or arguments as text.
+
+    Raises:
+        InputError: If there is none, or it has over 4 MiB.
+    """
+    if not path.is_file():
+        raise InputError(f"{path}: there is no such file; check the path.")
+    if path.stat().st_size > _LARGEST_FILE:
+        raise InputError(f"{path}: it has more than {_LARGEST_FILE} bytes, as no settings have.")
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def parse_json(text: str, *, name: str) -> dict[str, Any]:

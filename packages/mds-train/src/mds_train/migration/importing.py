@@ -15,7 +15,11 @@ from mds_train.config.loading import Setting, Settings, build, given_settings
 from mds_train.config.megatron_flags import OldSettings, Outcome, read_flags, resolve_old_flags
 from mds_train.config.schema import TrainConfig
 from mds_train.errors import InputError, UsageError
-from mds_train.migration.deepspeed_json import parse_json, read_deepspeed_json
+from mds_train.migration.deepspeed_json import (
+    parse_json,
+    read_deepspeed_json,
+    read_settings_text,
+)
 from mds_train.migration.megatron_defaults import missing_defaults
 from mds_train.migration.model_family import (
     default_tokenizer,
@@ -200,7 +204,7 @@ def _of_json(
         (o.values[0] for o in outcomes if o.typed.replace("_", "-") == "--deepspeed-config"), ""
     )
     if json_file is not None:
-        named, json_text = str(json_file), _text_of(json_file)
+        named, json_text = str(json_file), read_settings_text(json_file)
     if json_text is None:
         imported.missing.append(
             f"DeepSpeed's JSON ({named or 'none is named'}) is not there; give it with "
@@ -340,19 +344,13 @@ def _written_json(launch: Launch, files: Mapping[str, str], *, folder: Path) -> 
                 return files[name]
             for path in (Path(name), folder / name):
                 if is_known(name) and path.is_file():
-                    return _text_of(path)
+                    return read_settings_text(path)
     return None
-
-
-def _text_of(path: Path) -> str:
-    if not path.is_file():
-        raise InputError(f"{path}: there is no such file; check the path.")
-    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def _argument_list(path: Path) -> list[str]:
     try:
-        document = json.loads(_text_of(path))
+        document = json.loads(read_settings_text(path))
     except (json.JSONDecodeError, RecursionError) as error:
         raise InputError(f"{path}: no valid JSON ({error}).") from error
     words = document.get("argv") if isinstance(document, dict) else document
