@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,7 +103,6 @@ def _checkpoints(path: str, folder: Path) -> Iterator[Door]:
         "verify": ["verify", path],
         "verify --to": ["verify", "--to", path],
         "verify, with a key": ["verify", path, *secret],
-        "verify --public-key": ["verify", good, "--public-key", path, "--signature", path],
         "diff": ["diff", path, good],
         "convert": ["convert", path, out, "--to", "hf"],
         "convert --adapter": ["convert", good, out, "--to", "hf", "--adapter", path],
@@ -110,7 +110,6 @@ def _checkpoints(path: str, folder: Path) -> Iterator[Door]:
         "decrypt": ["decrypt", path, out, *secret],
         "rotate-key": ["rotate-key", path, *secret, "--new-passphrase-file", secret[1]],
         "restore": ["restore", path, out],
-        "sign --private-key": ["sign", good, "--private-key", path],
         "ds-to-universal": ["ds-to-universal", "--input_folder", path, "--output_folder", out],
         "zero-to-fp32": ["zero-to-fp32", path, out],
         "inspect-checkpoint": ["inspect-checkpoint", path],
@@ -121,10 +120,23 @@ def _checkpoints(path: str, folder: Path) -> Iterator[Door]:
     yield Door("mds-ckpt encrypt --recipients-file", "mds_ckpt.cli", given, waits=True)
     lax = {"scan": ["scan", path], "backup": ["backup", path, "--to", str(folder / "place")]}
     lax["backup --to"] = ["backup", good, "--to", path]
-    key = ["--new-private-key", str(folder / "signing.pem")]
-    lax["sign"] = ["sign", path, *key, "--signature", out]
     for name, argv in lax.items():
         yield Door(f"mds-ckpt {name}", "mds_ckpt.cli", tuple(argv), lax=True)
+    # An extra that is installed in session `reliability` only.
+    if importlib.util.find_spec("model_signing") is not None:
+        yield from _signatures(path, folder)
+
+
+def _signatures(path: str, folder: Path) -> Iterator[Door]:
+    good, key = str(folder / "good"), str(folder / "signing.pem")
+    new = ("--new-private-key", key, "--signature", str(folder / "out"))
+    commands = {
+        "verify --public-key": ("verify", good, "--public-key", path, "--signature", path),
+        "sign --private-key": ("sign", good, "--private-key", path),
+        "sign": ("sign", path, *new),
+    }
+    for name, argv in commands.items():
+        yield Door(f"mds-ckpt {name}", "mds_ckpt.cli", argv, lax=name == "sign")
 
 
 def _data(path: str, folder: Path) -> Iterator[Door]:
