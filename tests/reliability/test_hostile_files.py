@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from doors import furnish
 from hostile_texts import hostile_texts
-from test_power_loss import write_step
+from promises import write_step
 
 from mds_data import write_store
 
