@@ -401,6 +401,15 @@ PROMISES = {
             is_new=verified(data_main, "whole"),
         )
     ),
+    "merge into a new folder": Promise(
+        Work(
+            module="mds_data.cli",
+            argv=[word.replace("{}/whole", "{}/new/deep/whole") for word in WORKS["merge"].argv],
+            prepare=stores,
+            is_old=absent("new/deep/whole"),
+            is_new=verified(data_main, "new/deep/whole"),
+        )
+    ),
     "back a run up": Promise(
         Work(
             module="run_writers",

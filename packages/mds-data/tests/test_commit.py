@@ -214,6 +214,17 @@ def test_nothing_is_published_before_it_is_durable(tmp_path):
     assert_durable(operations.log, lambda entry: entry[2] == tmp_path / "s", root=partial)
 
 
+def test_new_folders_above_a_store_are_durable_before_it_is_published(tmp_path):
+    operations, path = Recorded(), tmp_path / "new" / "deep" / "s"
+    write_small(path, OLD, operations=operations)
+
+    new, deep = path.parent.parent, path.parent
+    assert operations.log[:4] == [
+        *(("create", new), ("sync", tmp_path)),
+        *(("create", deep), ("sync", new)),
+    ]
+
+
 def mutants(tmp_path, kind, *, append):
     """Whether the loss of each operation of a kind shows, in order."""
     found = []

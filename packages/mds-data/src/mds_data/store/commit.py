@@ -27,6 +27,7 @@ __all__ = [
     "PartialFolder",
     "check_free_name",
     "leftover_files",
+    "make_folders",
     "partial_folders",
     "pending_name",
     "put_file",
@@ -112,6 +113,19 @@ class FileOperations:
             self.sync(handle)
         finally:
             os.close(handle)
+
+
+def make_folders(path: Path, *, operations: FileOperations) -> None:
+    """Make a folder and those above it that are missing, and bring their names to the disk."""
+    if path.is_dir():
+        return
+    make_folders(path.parent, operations=operations)
+    try:
+        operations.make_folder(path)
+    except FileExistsError:
+        if not path.is_dir():  # else another process was quicker
+            raise
+    operations.sync_folder(path.parent)
 
 
 class OutputFile:

@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from mds_data.errors import DamagedError, StoreError
-from mds_data.store.commit import FileOperations, PartialFolder, check_free_name, put_file
+from mds_data.store.commit import (
+    FileOperations,
+    PartialFolder,
+    check_free_name,
+    make_folders,
+    put_file,
+)
 from mds_data.store.remote_array import RemoteOptions
 from mds_data.store.remote_files import RemoteFiles
 from mds_data.store.remote_folder import RemoteStoreFolder, read_remote_manifest
@@ -91,7 +97,7 @@ def local_sources(
         yield [Path(source) for source in sources]
         return
     above = Path(beside).parent
-    above.mkdir(parents=True, exist_ok=True)
+    make_folders(above, operations=FileOperations())
     with tempfile.TemporaryDirectory(prefix=f"{Path(beside).name}.sources-", dir=above) as folder:
         paths = []
         for number, source in enumerate(sources):

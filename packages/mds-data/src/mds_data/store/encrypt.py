@@ -23,6 +23,7 @@ from mds_data.store.commit import (
     OutputFile,
     PartialFolder,
     check_free_name,
+    make_folders,
     pending_name,
     put_file,
     sweep,
@@ -180,10 +181,11 @@ def rotate_key(
 
 @contextmanager
 def _new_folder(target: Path, operations: FileOperations | None) -> Iterator[PartialFolder]:
-    target.parent.mkdir(parents=True, exist_ok=True)
+    disk = operations or FileOperations()
+    make_folders(target.parent, operations=disk)
     with StoreLock(target):
         sweep(target)
-        partial = PartialFolder(target, operations=operations or FileOperations())
+        partial = PartialFolder(target, operations=disk)
         try:
             yield partial
         finally:

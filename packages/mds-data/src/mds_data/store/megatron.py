@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from mds_data.errors import IndexedDatasetError, StoreError
-from mds_data.store.commit import FileOperations, OutputFile, check_free_name
+from mds_data.store.commit import FileOperations, OutputFile, check_free_name, make_folders
 from mds_data.store.indexed_dataset import (
     IndexedDataset,
     dtype_code,
@@ -148,8 +148,8 @@ def export_megatron(
     names = [Path(f"{prefix}{suffix}") for suffix in (".bin", ".idx")]
     for name in names:
         check_free_name(name)
-    names[0].parent.mkdir(parents=True, exist_ok=True)
     operations = FileOperations()
+    make_folders(names[0].parent, operations=operations)
     waiting = [name.with_name(f"{name.name}.partial-{os.getpid()}") for name in names]
     try:
         _write_bin(source, waiting[0], operations=operations)

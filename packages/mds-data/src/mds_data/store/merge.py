@@ -7,7 +7,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from mds_data.errors import StoreError
-from mds_data.store.commit import FileOperations, PartialFolder, check_free_name, put_file, sweep
+from mds_data.store.commit import (
+    FileOperations,
+    PartialFolder,
+    check_free_name,
+    make_folders,
+    put_file,
+    sweep,
+)
 from mds_data.store.download import local_sources
 from mds_data.store.folder import StoreFolder, read_manifest
 from mds_data.store.indexed_dataset import pair_prefix, read_indexed_dataset
@@ -58,10 +65,11 @@ def merge_stores(
             with open_store(path) as source:  # what is wrong with a source should be said of it
                 _ = source.doc_length
         vocab_size = common_vocabulary(paths)
-        root.parent.mkdir(parents=True, exist_ok=True)
+        disk = operations or FileOperations()
+        make_folders(root.parent, operations=disk)
         stack.enter_context(StoreLock(root))
         sweep(root)
-        partial = PartialFolder(root, operations=operations or FileOperations())
+        partial = PartialFolder(root, operations=disk)
         stack.callback(partial.discard)
         segments = [
             _put_segment(partial, path, f"segments/{number:04d}", vocab_size=vocab_size)

@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 
 from mds_data.errors import StoreError
 from mds_data.store.array_metadata import layout_for_tokens
-from mds_data.store.commit import FileOperations, PartialFolder, check_free_name, put_file, sweep
+from mds_data.store.commit import (
+    FileOperations,
+    PartialFolder,
+    check_free_name,
+    make_folders,
+    put_file,
+    sweep,
+)
 from mds_data.store.document_writer import DocumentWriter
 from mds_data.store.lock import StoreLock
 from mds_data.store.new_store import new_arrays, new_uuid, put_groups, timestamp
@@ -111,11 +118,12 @@ class StoreWriter(DocumentWriter):
         self._stack = ExitStack()
         self._resumable = False
         check_free_name(self._path)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        disk = operations or FileOperations()
+        make_folders(self._path.parent, operations=disk)
         with ExitStack() as stack:
             stack.enter_context(StoreLock(self._path))
             found = find_checkpoint(self._path) if resume else None
-            checkpoint = self._take_over(found, operations or FileOperations())
+            checkpoint = self._take_over(found, disk)
             stack.callback(self._discard)
             arrays = new_arrays(
                 self._partial,
